@@ -1,0 +1,89 @@
+"""What travels between the steps of an iteration: rows, and the rollout that holds them. No framework is imported.
+
+A row is one completion. Rows stay ragged lists until a micro-batch is collated, so padding is made in one place,
+and shuffling or splitting a rollout moves whole rows and never tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sctom.seeds import permutation
+
+
+@dataclass
+class Prompt:
+    """One prompt, ready to be sampled from."""
+
+    index: int
+    """Its place in the data file: part of the address of every draw made for it."""
+    ids: list[int]
+    """Token ids of the rendered prompt, as the policy sees them."""
+    messages: list[dict[str, str]]
+    """The chat messages the ids were rendered from (what a reward gets as `prompts`)."""
+    columns: dict[str, Any] = field(default_factory=dict)
+    """Every other column of the data row, handed to the rewards by name."""
+
+
+@dataclass
+class Row:
+    """One sampled completion and all that was computed for it."""
+
+    prompt: Prompt
+    sample: int
+    """Number of this completion within its group, 0 to G - 1."""
+    ids: list[int]
+    """Sampled token ids, up to and including the stop token."""
+    text: str
+    """Decoded completion without special tokens. For rewards and people; never tokenised again."""
+    truncated: bool
+    """The limit on new tokens was reached without a stop token (known from the sampler, not from the ids)."""
+    sampler_logps: Any = None
+    """[T] log-probability of each sampled token by the sampler, on full support at the sampling temperature."""
+    old_logps: Any = None
+    """[T] log-probabilities under the policy that made the rollout; None: one step uses the rollout, ratio is 1."""
+    ref_logps: Any = None
+    """[T] log-probabilities under the reference; None where no KL is asked for."""
+    rewards: dict[str, float | None] = field(default_factory=dict)
+    """Value of each reward function by name; None: it abstained."""
+    reward: float = float("nan")
+    """Weighted sum of the rewards; NaN: no reward at all."""
+    advantage: float = 0.0
+    """Group-relative advantage; 0 where there was no reward."""
+
+
+@dataclass
+class Rollout:
+    """The completions of one iteration, in the order prompt by prompt, G rows each."""
+
+    rows: list[Row]
+    group_size: int
+
+    def __len__(self) -> int:
+        """Number of completions, B = P * G."""
+        return len(self.rows)
+
+    def groups(self) -> list[list[Row]]:
+        """The rows of each prompt, G at a time. Only meaningful before shuffling."""
+        size = self.group_size
+        return [self.rows[i : i + size] for i in range(0, len(self.rows), size)]
+
+    def shuffled(self, *address: int) -> Rollout:
+        """The same rows in an order that depends on the address only."""
+        order = permutation(len(self.rows), *address)
+        return Rollout([self.rows[i] for i in order], self.group_size)
+
+    def split(self, size: int | None) -> Iterator[list[Row]]:
+        """Cut into minibatches of `size` rows (the last may be shorter); None: all rows at once."""
+        step = size or max(len(self.rows), 1)
+        for start in range(0, len(self.rows), step):
+            yield self.rows[start : start + step]
+
+
+def split_rows(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
+    """Cut rows into micro-batches of at most `size`, similar lengths together so that little is padding."""
+    ordered = sorted(rows, key=lambda row: len(row.prompt.ids) + len(row.ids), reverse=True)
+    for start in range(0, len(ordered), size):
+        yield ordered[start : start + size]
