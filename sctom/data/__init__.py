@@ -1,0 +1,5 @@
+"""LightningDataModules over the readers."""
+
+from sctom.data.prompts import PromptData
+
+__all__ = ["PromptData"]

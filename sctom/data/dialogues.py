@@ -1,0 +1,256 @@
+"""Dialogues for SFTModule: whole conversations of which the assistant's turns are learned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+import numpy as np
+from torch import Tensor
+
+from sctom import readers
+from sctom.assets import resolve
+from sctom.data.template import check_length, render_dialogue
+from sctom.rollout.causal import pad
+from sctom.seeds import permutation
+
+_ROWS, _BATCHES = range(2)
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """One dialogue as token ids, and which of them are learned."""
+
+    ids: list[int]
+    mask: list[int]
+    """1 on the assistant's tokens, as long as ids."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of learned tokens."""
+        return sum(self.mask)
+
+
+@dataclass
+class DialogueBatch:
+    """Dialogues as tensors. B rows, L tokens of the longest, T learned tokens of the row that has most."""
+
+    input_ids: Tensor
+    """[B, L] padded on the right."""
+    attention_mask: Tensor
+    """[B, L] 1 on real tokens, from the lengths."""
+    position_ids: Tensor
+    """[B, L]"""
+    sources: Tensor
+    """[B, T] index into L of the token whose hidden state predicts each learned token."""
+    targets: Tensor
+    """[B, T] the learned tokens, 0 where masked."""
+    mask: Tensor
+    """[B, T] 1.0 on learned tokens."""
+    step_tokens: float
+    """Learned tokens of the whole optimiser step: all accumulated batches of all ranks."""
+
+
+def collate(rows: Sequence[Dialogue], step_tokens: float) -> DialogueBatch:
+    """Make tensors of dialogues.
+
+    Args:
+        rows: B dialogues.
+        step_tokens: learned tokens of the optimiser step that this batch is a part of.
+
+    >>> batch = collate([Dialogue([5, 6, 7, 8], [0, 0, 1, 1]), Dialogue([5, 9], [0, 1])], 3)
+    >>> batch.targets.tolist(), batch.sources.tolist(), batch.mask.tolist()
+    ([[7, 8], [9, 0]], [[1, 2], [0, 0]], [[1.0, 1.0], [1.0, 0.0]])
+    """
+    input_ids, attention_mask, position_ids = pad([row.ids for row in rows], 0, side="right")
+    places = [[i for i, counts in enumerate(row.mask) if counts] for row in rows]
+    targets, kept, _ = pad(
+        [[row.ids[i] for i in where] for row, where in zip(rows, places, strict=True)],
+        0,
+        side="right",
+    )
+    sources, _, _ = pad([[i - 1 for i in where] for where in places], 0, side="right")
+    return DialogueBatch(
+        input_ids, attention_mask, position_ids, sources, targets, kept.float(), float(step_tokens)
+    )
+
+
+class DialogueLoader:
+    """A sized, resumable loader. Its order is a function of (seed, epoch).
+
+    Args:
+        dialogues: all of them.
+        batch_size: dialogues of one batch on one process.
+        seed: address of the order; None keeps the order of the file.
+        accumulate: batches of one optimiser step on one process.
+        window: so many batches are filled together, similar lengths side by side; 1 leaves the
+            order alone. rank: this process. world_size: number of processes. Dialogues that cannot
+            be shared evenly at the end of an epoch are left out.
+    """
+
+    def __init__(
+        self,
+        dialogues: Sequence[Dialogue],
+        batch_size: int,
+        *,
+        seed: int | None,
+        accumulate: int = 1,
+        window: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.dialogues = dialogues
+        self.batch_size = batch_size
+        self.seed = seed
+        self.accumulate = accumulate
+        self.window = window
+        self.rank = rank
+        self.world_size = world_size
+        self.position = 0
+        self._tokens = np.array([row.tokens for row in dialogues])
+        self._lengths = np.array([len(row.ids) for row in dialogues])
+
+    def __len__(self) -> int:
+        """Batches of one epoch on one process."""
+        usable = len(self.dialogues) // self.world_size
+        return -(-usable // self.batch_size)
+
+    def batches(self, epoch: int) -> list[np.ndarray]:
+        """The row numbers of each batch of an epoch, over all ranks."""
+        usable = len(self.dialogues) - len(self.dialogues) % self.world_size
+        if self.seed is None:
+            order = np.arange(usable)
+        else:
+            order = permutation(len(self.dialogues), self.seed, _ROWS, epoch)[:usable]
+        size = self.batch_size * self.world_size
+        batches = []
+        for start in range(0, usable, size * self.window):
+            rows = order[start : start + size * self.window]
+            if self.window > 1:
+                rows = rows[np.argsort(self._lengths[rows], kind="stable")]
+            batches += [rows[i : i + size] for i in range(0, len(rows), size)]
+        if self.window > 1 and self.seed is not None:
+            # The last batch may be shorter and stays last, so that only one step of an epoch is
+            # smaller.
+            moved = permutation(len(batches) - 1, self.seed, _BATCHES, epoch)
+            batches = [batches[i] for i in moved] + batches[-1:]
+        return batches
+
+    def __iter__(self) -> Iterator[DialogueBatch]:
+        epoch, start = divmod(self.position, len(self))
+        batches = self.batches(epoch)
+        for number in range(start, len(batches)):
+            first = number - number % self.accumulate
+            step = batches[first : first + self.accumulate]
+            tokens = sum(int(self._tokens[rows].sum()) for rows in step)
+            mine = batches[number][self.rank :: self.world_size]
+            self.position += 1
+            yield collate([self.dialogues[i] for i in mine], tokens)
+
+    def state_dict(self) -> dict[str, int]:
+        """Batches given out so far, over all epochs."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on after a saved position."""
+        self.position = state["position"]
+
+
+class DialogueData(L.LightningDataModule):
+    """Dialogues from JSONL files in the messages format; every turn of the assistant is learned.
+
+    Each line is {"messages": [{"role", "content"}, ...], ...}; other columns are ignored.
+
+    Args:
+        train: JSONL file of training dialogues ("sctom:..." for one that sctom ships).
+        val: JSONL file of validation dialogues, or null.
+        batch_size: dialogues of one batch on one process.
+        val_batch: validation dialogues of one batch.
+        max_tokens: a longer dialogue is an error that names it; none is ever cut.
+        window: fill so many batches together, with dialogues of similar length side by side: less
+            padding. seed: address of the order; null takes seed_everything.
+    """
+
+    def __init__(
+        self,
+        train: str,
+        *,
+        val: str | None = None,
+        batch_size: int = 16,
+        val_batch: int = 64,
+        max_tokens: int = 2048,
+        window: int = 1,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        settings = {"batch_size": batch_size, "val_batch": val_batch}
+        for name, value in (settings | {"max_tokens": max_tokens, "window": window}).items():
+            if value < 1:
+                raise ValueError(f"data.{name} must be at least 1 but is {value}")
+        self.train_path = train
+        self.val_path = val
+        self.batch_size = batch_size
+        self.val_batch = val_batch
+        self.max_tokens = max_tokens
+        self.window = window
+        self.seed = 0 if seed is None else seed
+        self.train_rows: list[dict[str, Any]] = []
+        self.val_rows: list[dict[str, Any]] = []
+        self.train_dialogues: list[Dialogue] = []
+        self.val_dialogues: list[Dialogue] = []
+
+    def setup(self, stage: str) -> None:
+        """Read and check the files; no tokenizer is needed yet."""
+        self.train_rows = _read(self.train_path)
+        self.val_rows = _read(self.val_path) if self.val_path else []
+
+    def render(self, tokenizer: Any) -> None:
+        """Turn every row into token ids; called by the module, which owns the tokenizer."""
+        self.train_dialogues = self._render(self.train_rows, tokenizer, self.train_path)
+        self.val_dialogues = self._render(self.val_rows, tokenizer, self.val_path or "")
+
+    def _render(self, rows: list[dict[str, Any]], tokenizer: Any, path: str) -> list[Dialogue]:
+        dialogues = []
+        for number, row in enumerate(rows, start=1):
+            place = f"{resolve(path)}:{number}"
+            try:
+                ids, mask = render_dialogue(tokenizer, row["messages"])
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from error
+            check_length(ids, self.max_tokens, place=place)
+            dialogues.append(Dialogue(ids, mask))
+        return dialogues
+
+    def train_dataloader(self) -> DialogueLoader:
+        """Shuffled anew each epoch."""
+        accumulate = self.trainer.accumulate_grad_batches if self.trainer is not None else 1
+        return DialogueLoader(
+            self.train_dialogues,
+            self.batch_size,
+            seed=self.seed,
+            accumulate=accumulate,
+            window=self.window,
+            **self._place(),
+        )
+
+    def val_dataloader(self) -> DialogueLoader | list[Any]:
+        """The validation dialogues in file order; nothing without a file."""
+        if not self.val_dialogues:
+            return []
+        return DialogueLoader(self.val_dialogues, self.val_batch, seed=None, **self._place())
+
+    def _place(self) -> dict[str, int]:
+        trainer = self.trainer
+        if trainer is None:
+            return {"rank": 0, "world_size": 1}
+        return {"rank": trainer.global_rank, "world_size": trainer.world_size}
+
+
+def _read(path: str) -> list[dict[str, Any]]:
+    file = resolve(path)
+    rows = readers.read_jsonl(file)
+    for number, row in enumerate(rows, start=1):
+        readers.check_messages(row, f"{file}:{number}")
+    return rows

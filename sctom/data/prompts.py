@@ -1,0 +1,227 @@
+"""Prompts for PolicyModule: what to ask in which iteration is a function of (seed, iteration) alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import lightning as L
+
+from sctom import readers
+from sctom.assets import resolve
+from sctom.batch import Prompt
+from sctom.data.template import check_length, render_prompt
+from sctom.seeds import permutation
+from sctom.tasks import selfaware
+
+Columns = Literal["plain", "selfaware"]
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """Keep the row; a final assistant message becomes the column `answer`."""
+    messages = row["messages"]
+    rest = {k: v for k, v in row.items() if k != "messages"}
+    if messages[-1]["role"] == "assistant":
+        return {"answer": messages[-1]["content"], **rest, "messages": messages[:-1]}
+    return {**rest, "messages": messages}
+
+
+_CONVERTERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "plain": _plain,
+    "selfaware": selfaware.prompt_row,
+}
+
+
+class PromptLoader:
+    """A sized, resumable loader of one batch of prompts per iteration.
+
+    Prompt number k of the run is element k mod N of the permutation addressed by (seed, k div N). A rank takes every
+    world_size-th prompt of an iteration.
+
+    Args:
+        prompts: all prompts.
+        per_iteration: prompts of one iteration over all ranks.
+        iterations: length of the run.
+        seed: address of the order.
+        rank: this process.
+        world_size: number of processes.
+    """
+
+    def __init__(
+        self,
+        prompts: list[Prompt],
+        per_iteration: int,
+        iterations: int,
+        *,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if per_iteration % world_size:
+            raise ValueError(
+                f"{per_iteration} prompts per iteration cannot be shared by {world_size} processes; "
+                f"set data.prompts_per_iteration to a multiple of {world_size}"
+            )
+        self.prompts = prompts
+        self.per_iteration = per_iteration
+        self.iterations = iterations
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.position = 0
+
+    def __len__(self) -> int:
+        return self.iterations
+
+    def at(self, iteration: int) -> list[Prompt]:
+        """This rank's prompts of an iteration."""
+        size = len(self.prompts)
+        first = iteration * self.per_iteration
+        chosen = []
+        for k in range(first + self.rank, first + self.per_iteration, self.world_size):
+            order = self._order(k // size)
+            chosen.append(self.prompts[int(order[k % size])])
+        return chosen
+
+    def _order(self, epoch: int) -> Any:
+        if getattr(self, "_cached", (None, None))[0] != epoch:
+            self._cached = (epoch, permutation(len(self.prompts), self.seed, epoch))
+        return self._cached[1]
+
+    def __iter__(self) -> Iterator[list[Prompt]]:
+        while self.position < self.iterations:
+            batch = self.at(self.position)
+            self.position += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """The next iteration."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on at a saved position."""
+        self.position = state["position"]
+
+
+class EvalLoader:
+    """Walks once through the prompts, in file order, `size` at a time; a rank takes every world_size-th batch."""
+
+    def __init__(self, prompts: list[Prompt], size: int, *, rank: int = 0, world_size: int = 1) -> None:
+        batches = [prompts[i : i + size] for i in range(0, len(prompts), size)]
+        self.batches = batches[rank::world_size]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[Prompt]]:
+        return iter(self.batches)
+
+
+class PromptData(L.LightningDataModule):
+    """Prompts from JSONL files in the messages format, one batch of them per iteration.
+
+    Each line is {"messages": [{"role", "content"}, ...], ...}. Columns beside the messages go to the rewards by name.
+
+    Args:
+        train: JSONL file of training prompts ("sctom:..." for one that sctom ships).
+        val: JSONL file of validation prompts, or null.
+        prompts_per_iteration: prompts of one iteration; with group_size completions each.
+        iterations: number of iterations of the run.
+        val_batch: validation prompts sampled at once.
+        val_limit: validate on the first so many prompts; null for all.
+        max_prompt_tokens: a longer prompt is an error that names it.
+        columns: "plain": a last assistant message becomes the column `answer`; "selfaware": the columns of the SC-TOM
+            rewards (expected_answer, is_unanswerable, answerable, ...).
+        system: replaces the system message of every row (or is put in front of it); null leaves the rows alone.
+        seed: address of the order of the prompts; null takes seed_everything.
+    """
+
+    def __init__(
+        self,
+        train: str,
+        *,
+        val: str | None = None,
+        prompts_per_iteration: int = 16,
+        iterations: int = 100,
+        val_batch: int = 64,
+        val_limit: int | None = None,
+        max_prompt_tokens: int = 1024,
+        columns: Columns = "plain",
+        system: str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in {
+            "prompts_per_iteration": prompts_per_iteration,
+            "iterations": iterations,
+            "val_batch": val_batch,
+            "max_prompt_tokens": max_prompt_tokens,
+        }.items():
+            if value < 1:
+                raise ValueError(f"data.{name} must be at least 1 but is {value}")
+        self.train_path = train
+        self.val_path = val
+        self.prompts_per_iteration = prompts_per_iteration
+        self.iterations = iterations
+        self.val_batch = val_batch
+        self.val_limit = val_limit
+        self.max_prompt_tokens = max_prompt_tokens
+        self.columns: Columns = columns
+        self.system = system
+        self.seed = 0 if seed is None else seed
+        self.train_rows: list[dict[str, Any]] = []
+        self.val_rows: list[dict[str, Any]] = []
+        self.train_prompts: list[Prompt] = []
+        self.val_prompts: list[Prompt] = []
+
+    def setup(self, stage: str) -> None:
+        """Read and check the files; no tokenizer is needed yet."""
+        self.train_rows = self._read(self.train_path)
+        self.val_rows = self._read(self.val_path)[: self.val_limit] if self.val_path else []
+
+    def _read(self, path: str) -> list[dict[str, Any]]:
+        file = resolve(path)
+        rows = readers.read_jsonl(file)
+        for number, row in enumerate(rows, start=1):
+            messages = readers.check_messages(row, f"{file}:{number}")
+            if self.system is not None:
+                rest = messages[1:] if messages[0]["role"] == "system" else messages
+                row["messages"] = [{"role": "system", "content": self.system}, *rest]
+        return [_CONVERTERS[self.columns](row) for row in rows]
+
+    def render(self, tokenizer: Any) -> None:
+        """Turn every row into token ids; called by the module, which owns the tokenizer."""
+        self.train_prompts = self._render(self.train_rows, tokenizer, self.train_path)
+        self.val_prompts = self._render(self.val_rows, tokenizer, self.val_path or "")
+
+    def _render(self, rows: list[dict[str, Any]], tokenizer: Any, path: str) -> list[Prompt]:
+        prompts = []
+        for index, row in enumerate(rows):
+            ids = render_prompt(tokenizer, row["messages"])
+            check_length(ids, self.max_prompt_tokens, place=f"{resolve(path)}:{index + 1}")
+            rest = {k: v for k, v in row.items() if k != "messages"}
+            prompts.append(Prompt(index, ids, row["messages"], rest))
+        return prompts
+
+    def train_dataloader(self) -> PromptLoader:
+        """One batch per iteration."""
+        rank, world = self._place()
+        return PromptLoader(
+            self.train_prompts,
+            self.prompts_per_iteration,
+            self.iterations,
+            seed=self.seed,
+            rank=rank,
+            world_size=world,
+        )
+
+    def val_dataloader(self) -> EvalLoader | list[Any]:
+        """The validation prompts in file order; nothing without a file."""
+        if not self.val_prompts:
+            return []
+        rank, world = self._place()
+        return EvalLoader(self.val_prompts, self.val_batch, rank=rank, world_size=world)
+
+    def _place(self) -> tuple[int, int]:
+        trainer = self.trainer
+        return (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)

@@ -1,0 +1,117 @@
+"""Train from a YAML file: python -m sctom.fit --config configs/quickstart.yaml [--model.group_size 16]."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from lightning import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
+from rich.console import Console
+
+# Imported so that a config may name these classes without their path.
+import sctom.callbacks
+import sctom.data
+import sctom.modules
+import sctom.objectives
+import sctom.rewards  # noqa: F401
+from sctom.hints import HintingParser
+from sctom.rundir import Resume, decide
+
+TRAINER_DEFAULTS = {
+    "devices": 1,
+    "max_epochs": 1,
+    "log_every_n_steps": 1,
+    "num_sanity_val_steps": -1,  # the evaluation before training
+    "enable_progress_bar": False,  # sctom.callbacks.RichProgress instead
+    "enable_model_summary": False,
+}
+
+
+class SaveConfig(SaveConfigCallback):
+    """Keeps the complete config in RUN/config.yaml; the config of an earlier part of the run stays beside it."""
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write it."""
+        path = Path(trainer.default_root_dir) / "config.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = self.parser.dump(self.config, skip_none=False)
+        if path.exists() and path.read_text() != text:
+            number = len(list(path.parent.glob("config-*.yaml"))) + 1
+            path.rename(path.with_name(f"config-{number}.yaml"))
+        path.write_text(text)
+
+
+class FitCLI(LightningCLI):
+    """LightningCLI with a run folder, explicit resuming, and one seed for everything."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add what belongs to the run rather than to a class."""
+        parser.add_argument("--run_dir", type=str, default="runs/default", help="Folder of the run.")
+        parser.add_argument(
+            "--resume",
+            type=Resume,
+            default="error",
+            help="What to do with a run_dir that holds a run: error, auto (go on), must (go on or fail), "
+            "fresh (set it aside).",
+        )
+
+    def before_instantiate_classes(self) -> None:
+        """Give every class that leaves its seed open the run's seed."""
+        for part in ("model", "data"):
+            arguments = self.config[part]["init_args"]
+            if "seed" in arguments and arguments["seed"] is None:
+                arguments["seed"] = int(self.config["seed_everything"])
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Put everything the trainer writes into the run folder."""
+        run_dir = self.config["run_dir"]
+        if self.config_init["trainer"].get("logger") is None:
+            kwargs["logger"] = TensorBoardLogger(run_dir, name="tensorboard", version="")
+        return super().instantiate_trainer(default_root_dir=run_dir, **kwargs)
+
+
+def build(argv: list[str] | None = None) -> FitCLI:
+    """Parse the config and build module, data and trainer; nothing is loaded yet."""
+    return FitCLI(
+        LightningModule,
+        LightningDataModule,
+        run=False,
+        args=argv,
+        parser_class=HintingParser,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        auto_configure_optimizers=False,
+        load_from_checkpoint_support=False,
+        seed_everything_default=0,
+        save_config_callback=SaveConfig,
+        save_config_kwargs={"save_to_log_dir": False},
+        trainer_defaults=dict(TRAINER_DEFAULTS),
+    )
+
+
+def fit(cli: FitCLI) -> None:
+    """Start or resume the run."""
+    start = decide(cli.config["run_dir"], cli.config["resume"])
+    Console().print(start.message, highlight=False)
+    checkpoint = None if start.checkpoint is None else str(start.checkpoint)
+    cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=False)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line. An error before the first update is told in one paragraph, without a traceback."""
+    cli = build(argv)
+    try:
+        fit(cli)
+    except (ValueError, OSError, RuntimeError) as error:
+        if cli.trainer.global_step > 0 or os.environ.get("SCTOM_TRACEBACK"):
+            raise
+        Console(stderr=True).print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Error messages of the config parser: the line that matters, and the nearest name for a misspelt one."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import sys
+from typing import Any, NoReturn
+
+from lightning.pytorch.cli import LightningArgumentParser
+
+_UNKNOWN = (
+    re.compile(r"does not accept option '([\w.]+)'"),
+    re.compile(r"Option '([\w.]+)' is not accepted"),
+    re.compile(r"Key '([\w.]+)' is not expected"),
+    re.compile(r"Unrecognized arguments: --([\w.]+)"),
+    re.compile(r"No action for key ['\"]([\w.]+)['\"]"),
+    re.compile(r"Expected a dot import path string: ([\w.]+)"),
+    re.compile(r"Unexpected keyword argument '?([\w.]+)'?"),
+)
+
+
+def _classes(module: Any) -> list[type]:
+    return [value for value in vars(module).values() if inspect.isclass(value)]
+
+
+def _known_names(parser: LightningArgumentParser) -> set[str]:
+    """Every name a config may use: options of the parser, class names, and the arguments of sctom's classes."""
+    import sctom.callbacks
+    import sctom.data
+    import sctom.modules
+    import sctom.objectives
+    import sctom.rewards
+    import sctom.rollout
+
+    names = {action.dest for action in parser._actions}
+    names |= {name.split(".")[-1] for name in names}
+    for module in (
+        sctom.callbacks,
+        sctom.data,
+        sctom.modules,
+        sctom.objectives,
+        sctom.rewards,
+        sctom.rollout,
+    ):
+        for cls in _classes(module):
+            names.add(cls.__name__)
+            names |= set(inspect.signature(cls).parameters)
+    return names - {"args", "kwargs", "self"}
+
+
+def explain(message: str, known: set[str]) -> str:
+    """The message, with the nearest known name for every unknown one it mentions.
+
+    >>> explain("Option 'weight_mx' is not accepted", {"weight_max", "scale"}).splitlines()[-1]
+    "  'weight_mx' is not known; did you mean 'weight_max'?"
+    """
+    unknown = [name for pattern in _UNKNOWN for name in pattern.findall(message)]
+    lines = [message.strip()]
+    for name in dict.fromkeys(unknown):
+        short = name.split(".")[-1]
+        near = difflib.get_close_matches(short, known, n=1, cutoff=0.6)
+        lines.append(
+            f"  '{name}' is not known" + (f"; did you mean '{near[0]}'?" if near else "")
+        )
+    return "\n".join(lines)
+
+
+class HintingParser(LightningArgumentParser):
+    """A parser that names the nearest known key instead of printing its whole usage."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print what is wrong and leave with exit code 2."""
+        print(f"error in the config: {explain(message, _known_names(self))}", file=sys.stderr)
+        print("(python -m sctom.fit --help lists all options)", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,189 @@
+"""Loading a policy: weights, tokenizer and adapters, with every surprise reported before a run starts."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from sctom.assets import resolve
+from sctom.seeds import seed_for
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Backbone:
+    """A causal language model to train, fully or through LoRA adapters.
+
+    Args:
+        path: folder of a saved model, "sctom:..." for one that sctom ships, or a hub name.
+        adapter: folder of a saved PEFT adapter to go on training; its settings win over the lora_* ones.
+        lora_rank: rank of new LoRA adapters; 0 trains all weights.
+        lora_alpha: the adapters' output is scaled by lora_alpha / lora_rank; null means equal to the rank.
+        lora_dropout: dropout in front of the adapters, while training only.
+        lora_targets: "all-linear", or the names of the linear layers that get adapters.
+        lora_seed: seed of the adapters' initial weights.
+        dtype: dtype the weights are loaded in. Adapters are always kept in float32.
+        attention: "sdpa", "eager" or "flash_attention_2"; null lets transformers choose.
+        gradient_checkpointing: recompute activations in the backward pass: less memory, more time.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        adapter: str | None = None,
+        lora_rank: int = 0,
+        lora_alpha: float | None = None,
+        lora_dropout: float = 0.0,
+        lora_targets: str | list[str] = "all-linear",
+        lora_seed: int = 0,
+        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        attention: str | None = None,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        if lora_rank < 0:
+            raise ValueError(f"lora_rank must be 0 (train all weights) or positive but is {lora_rank}")
+        if not 0.0 <= lora_dropout < 1.0:
+            raise ValueError(f"lora_dropout must be in [0, 1) but is {lora_dropout}")
+        if adapter is None and lora_rank == 0 and lora_dropout > 0.0:
+            raise ValueError("lora_dropout is set but lora_rank is 0; set lora_rank or drop lora_dropout")
+        self.path = path
+        self.adapter = adapter
+        self.lora_rank = lora_rank
+        self.lora_alpha = float(lora_rank if lora_alpha is None else lora_alpha)
+        self.lora_dropout = lora_dropout
+        self.lora_targets = lora_targets
+        self.lora_seed = lora_seed
+        self.dtype = dtype
+        self.attention = attention
+        self.gradient_checkpointing = gradient_checkpointing
+
+    @property
+    def location(self) -> str:
+        """Where the weights come from, checked to exist unless it can only be a hub name.
+
+        Raises:
+            FileNotFoundError: the path looks local and is not there.
+        """
+        return _existing(self.path, what="model.backbone.path")
+
+    def load_tokenizer(self) -> Any:
+        """The tokenizer, with a chat template and a pad token.
+
+        Raises:
+            ValueError: the tokenizer has no chat template.
+        """
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(self.location)
+        if tokenizer.chat_template is None:
+            raise ValueError(
+                f"the tokenizer of {self.path} has no chat template, so messages cannot be rendered; "
+                "use an instruction-tuned model or put a chat_template.jinja into its folder"
+            )
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        return tokenizer
+
+    def load_model(self) -> nn.Module:
+        """The model in evaluation mode, adapters added; exactly the weights to train require a gradient."""
+        from transformers import AutoModelForCausalLM
+
+        options = {"attn_implementation": self.attention} if self.attention else {}
+        model = AutoModelForCausalLM.from_pretrained(
+            self.location, dtype=DTYPES[self.dtype], **options
+        )
+        if self.adapter is not None:
+            model = self._with_saved_adapter(model)
+        elif self.lora_rank:
+            model = self._with_new_adapter(model)
+        if self.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        return model.eval()
+
+    def load(self) -> tuple[nn.Module, Any]:
+        """Model and tokenizer."""
+        return self.load_model(), self.load_tokenizer()
+
+    def _with_new_adapter(self, model: nn.Module) -> nn.Module:
+        from peft import LoraConfig, get_peft_model
+
+        config = LoraConfig(
+            r=self.lora_rank,
+            lora_alpha=self.lora_alpha,  # type: ignore[arg-type]  # PEFT annotates int, uses it as a factor
+            lora_dropout=self.lora_dropout,
+            target_modules=self.lora_targets,
+            task_type="CAUSAL_LM",
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_for(self.lora_seed))
+            return get_peft_model(model, config)  # type: ignore[arg-type]
+
+    def _with_saved_adapter(self, model: nn.Module) -> nn.Module:
+        from peft import PeftModel
+
+        folder = _existing(str(self.adapter), what="model.backbone.adapter")
+        return PeftModel.from_pretrained(model, folder, is_trainable=True)  # type: ignore[arg-type]
+
+
+def _existing(path: str, *, what: str) -> str:
+    """The path if it is there; a hub name is left alone; anything else is an error with the nearest name."""
+    folder = resolve(path)
+    if folder.exists():
+        return str(folder)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not folder.parent.exists():
+        return path
+    siblings = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
+    near = difflib.get_close_matches(folder.name, siblings, n=1)
+    hint = f"; did you mean {folder.parent / near[0]}?" if near else ""
+    raise FileNotFoundError(
+        f"{what}: {path} is neither a folder here nor a hub name of the form owner/name{hint}"
+    )
+
+
+def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The named parameters that are trained."""
+    return ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+
+
+def stop_ids(model: nn.Module, tokenizer: Any) -> frozenset[int]:
+    """Every token that ends a completion: those of the generation config and the tokenizer's eos.
+
+    Raises:
+        ValueError: there is none, so that no completion could ever end.
+    """
+    from sctom.rollout.causal import causal_model
+
+    configured = causal_model(model).generation_config.eos_token_id
+    ids = set(configured) if isinstance(configured, list) else {configured}
+    ids = (ids | {tokenizer.eos_token_id}) - {None}
+    if not ids:
+        raise ValueError(
+            "neither the generation config nor the tokenizer names an end-of-sequence token; "
+            "set eos_token in the tokenizer's files"
+        )
+    return frozenset(ids)
+
+
+def fingerprint(tensors: Iterator[tuple[str, Tensor]], *, samples: int = 64) -> str:
+    """A short hash of names, shapes, dtypes and evenly spaced values: tells one model from another."""
+    digest = hashlib.sha256()
+    for name, tensor in tensors:
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        flat = tensor.detach().reshape(-1)
+        values = flat[:: max(1, flat.numel() // samples)].float().cpu().numpy()
+        digest.update(values.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def save_backbone(model: nn.Module, tokenizer: Any, folder: str | Path) -> None:
+    """Save the adapter (if there is one) or the whole model, with the tokenizer beside it."""
+    model.save_pretrained(str(folder))  # type: ignore[operator]
+    tokenizer.save_pretrained(str(folder))

@@ -1,0 +1,494 @@
+"""PolicyModule: one training step is one iteration of sample, reward, advantage and update."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+
+import sctom.losses
+from sctom.batch import Prompt, Rollout, Row, split_rows
+from sctom.modules.backbone import Backbone, fingerprint, stop_ids, trainable
+from sctom.modules.guard import FiniteGuard
+from sctom.modules.metrics import Means, peak_memory_mib, rollout_metrics
+from sctom.modules.reference import Reference, ReferenceKind, make_reference
+from sctom.modules.schedule import ScheduleName, learning_rate_factor
+from sctom.modules.scoring import MicroBatch, Scorer, collate
+from sctom.modules.update import policy_loss, update_metrics
+from sctom.objectives import Objective, Totals
+from sctom.rewards import Reward, combine, run_rewards
+from sctom.rollout import LocalSampler, Sampler, Sampling
+from sctom.seeds import seed_for
+
+TRAIN, VALIDATE, DROPOUT, SHUFFLE = range(4)
+"""Second part of every random address: what the draw is for."""
+
+
+@dataclass
+class Progress:
+    """What a run has done so far; saved in every checkpoint."""
+
+    iteration: int = 0
+    """Iterations finished."""
+    updates: int = 0
+    """Optimiser steps taken or skipped."""
+    skipped: int = 0
+    """Optimiser steps skipped because something was not finite."""
+    skipped_in_row: int = 0
+    """Of those, the last ones without a good one between."""
+    num_tokens: int = 0
+    """Prompt and completion tokens seen, over all ranks."""
+
+
+class PolicyModule(L.LightningModule):
+    """Trains a language model on rewards of its own completions.
+
+    One call of `training_step` is one iteration: the prompts of the batch are sampled `group_size` times each, the
+    completions scored by the rewards, the rewards compared within their group, and the policy updated `passes` times
+    over the rollout in minibatches of `minibatch_size` completions. Gradients do not depend on `micro_batch_size`
+    (except for BNPO) nor on the number of processes.
+
+    Args:
+        backbone: the policy.
+        objective: what is maximised, one of `sctom.objectives` or a class of your own.
+        rewards: functions that score completions; their weighted sum is the reward.
+        optimizer: optimiser of the trained weights.
+        group_size: completions per prompt, G.
+        sampling: how training completions are drawn; the temperature also divides the logits when they are scored.
+        val_sampling: how validation completions are drawn.
+        val_samples: completions per validation prompt.
+        passes: times each rollout is used.
+        minibatch_size: completions per optimiser step on one process; null takes the whole rollout.
+        micro_batch_size: completions per forward and backward pass. Changes memory, not results.
+        reference: what the KL penalty refers to: "none", "base" (adapters off), "initial" (frozen copy of the starting
+            weights) or "model" (another model, given as reference_model).
+        reference_model: the model of reference "model".
+        beta: weight of the KL penalty; above 0 it needs a reference.
+        kl_estimator: "k1", "k2" or "k3".
+        kl_in: "loss" adds beta * KL to every token's loss; "reward" takes beta * the completion's KL from its reward
+            before the group is normalised.
+        kl_weighted: for kl_in "loss": weigh the estimator by the importance ratio, so that its expected gradient is
+            that of the reverse KL.
+        max_grad_norm: gradients are scaled down to this norm; null leaves them.
+        schedule: "constant", "linear" or "cosine" over the updates of the run.
+        warmup_ratio: share of the updates over which the learning rate rises.
+        max_skips: stop after so many updates in a row whose loss or gradient was not finite, with the batch saved.
+        sampler: draws the completions.
+        self_check: check sampler, reference, stop tokens, BOS and rewards before the first iteration.
+        seed: first part of the address of every random draw; null takes seed_everything.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        objective: Objective,
+        rewards: list[Reward],
+        optimizer: OptimizerCallable,
+        *,
+        group_size: int = 8,
+        sampling: Sampling = Sampling(),  # noqa: B008  frozen
+        val_sampling: Sampling = Sampling(temperature=0.0),  # noqa: B008  frozen
+        val_samples: int = 1,
+        passes: int = 1,
+        minibatch_size: int | None = None,
+        micro_batch_size: int = 16,
+        reference: ReferenceKind = "none",
+        reference_model: Backbone | None = None,
+        beta: float = 0.0,
+        kl_estimator: Literal["k1", "k2", "k3"] = "k3",
+        kl_in: Literal["loss", "reward"] = "loss",
+        kl_weighted: bool = True,
+        max_grad_norm: float | None = 1.0,
+        schedule: ScheduleName = "constant",
+        warmup_ratio: float = 0.0,
+        max_skips: int = 5,
+        sampler: Sampler | None = None,
+        self_check: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.strict_loading = False  # only trained weights are saved; on_load_checkpoint checks them itself
+        self.backbone = backbone
+        self.objective = objective
+        self.bound = objective.bind(sctom.losses)
+        self.rewards = rewards
+        self.make_optimizer = optimizer
+        self.group_size = group_size
+        self.sampling = sampling
+        self.val_sampling = val_sampling
+        self.val_samples = val_samples
+        self.passes = passes
+        self.minibatch_size = minibatch_size
+        self.micro_batch_size = micro_batch_size
+        self.reference_kind: ReferenceKind = reference
+        self.reference_backbone = reference_model
+        self.beta = beta
+        self.kl_estimator = kl_estimator
+        self.kl_in = kl_in
+        self.kl_weighted = kl_weighted
+        self.max_grad_norm = max_grad_norm
+        self.schedule: ScheduleName = schedule
+        self.warmup_ratio = warmup_ratio
+        self.sampler = sampler or LocalSampler()
+        self.self_check = self_check
+        self.seed = 0 if seed is None else seed
+        check_settings(self)
+
+        self.scorer = Scorer(sampling.temperature)
+        self.guard = FiniteGuard(max_skips)
+        self.progress = Progress()
+        self.model: nn.Module
+        self.tokenizer: Any = None
+        self.stop_ids: frozenset[int] = frozenset()
+        self.last_rollout: Rollout | None = None
+        self.last_metrics: dict[str, float] = {}
+        self._reference: Reference | None = None
+        self._configured: list[dict[str, Any]] = []
+
+    # ---- setting up ---------------------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Load the tokenizer, then render every prompt, so that bad data is reported before any weight is loaded."""
+        if self.tokenizer is None:
+            self.tokenizer = self.backbone.load_tokenizer()
+        self.trainer.datamodule.render(self.tokenizer)  # type: ignore[attr-defined]
+
+    def configure_model(self) -> None:
+        """Load the weights and freeze the reference."""
+        if hasattr(self, "model"):
+            return
+        self.model = self.backbone.load_model()
+        self.stop_ids = stop_ids(self.model, self.tokenizer)
+        self._reference = make_reference(
+            self.reference_kind, self.model, self.backbone, self.reference_backbone
+        )
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The optimiser the config names, over the trained weights."""
+        optimizer = self.make_optimizer([p for _, p in trainable(self.model)])
+        self._configured = [
+            {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
+        ]
+        return optimizer
+
+    def on_train_start(self) -> None:
+        """Let the config win over a checkpoint's optimiser settings, then check the whole chain once."""
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        for group, settings in zip(optimizer.param_groups, self._configured, strict=True):  # type: ignore[union-attr]
+            group.update(settings)
+        if self.self_check:
+            from sctom.modules.selfcheck import run_self_checks
+
+            run_self_checks(self, self.trainer.datamodule.train_prompts)  # type: ignore[attr-defined]
+
+    # ---- one iteration ------------------------------------------------------------------------------------------
+
+    def training_step(self, prompts: list[Prompt], batch_idx: int) -> None:
+        """One iteration."""
+        started = time.perf_counter()
+        rollout, metrics = self.rollout(prompts)
+        means = Means()
+        updating = time.perf_counter()
+        for number in range(self.passes):
+            for rows in self._order(rollout, number).split(self.minibatch_size):
+                self.update(rows, means)
+        finished = time.perf_counter()
+        self.progress.iteration += 1
+        metrics |= means.result()
+        metrics |= {
+            "time/update": finished - updating,
+            "step_time": finished - started,
+            "memory_mib": peak_memory_mib(),
+        }
+        self._report(rollout, metrics)
+
+    def _order(self, rollout: Rollout, number: int) -> Rollout:
+        if self.minibatch_size is None:
+            return rollout
+        return rollout.shuffled(self.seed, SHUFFLE, self.progress.iteration, number)
+
+    def rollout(self, prompts: Sequence[Prompt]) -> tuple[Rollout, dict[str, float]]:
+        """Sample, score and compare. No gradient.
+
+        Returns:
+            The rollout with rewards, log-probabilities and advantages filled in, and its metrics.
+        """
+        times = [time.perf_counter()]
+        rows = self.complete(prompts, self.group_size, self.sampling, TRAIN, self.progress.iteration)
+        times.append(time.perf_counter())
+        extra = self.score_rewards(rows, self.group_size)
+        times.append(time.perf_counter())
+        self.score_policies(rows)
+        rollout = Rollout(rows, self.group_size)
+        kl = self._charge_kl(rows)
+        self._compare(rollout)
+        times.append(time.perf_counter())
+        names = ("time/generate", "time/reward", "time/score")
+        phases = {n: b - a for n, a, b in zip(names, times, times[1:], strict=False)}
+        metrics = rollout_metrics(rollout) | extra | kl | phases
+        metrics["tokens_per_second"] = sum(len(r.ids) for r in rows) / max(times[1] - times[0], 1e-9)
+        return rollout, metrics
+
+    def complete(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, *address: int
+    ) -> list[Row]:
+        """Sample completions of each prompt, in evaluation mode (no dropout)."""
+        self.model.eval()
+        samples = self.sampler.sample(
+            self.model,
+            prompts,
+            group_size=group_size,
+            sampling=sampling,
+            stop_ids=self.stop_ids,
+            address=(self.seed, *address),
+        )
+        texts = self.tokenizer.batch_decode([s.ids for s in samples], skip_special_tokens=True)
+        return [
+            Row(prompts[i // group_size], i % group_size, s.ids, text, s.truncated, s.logps)
+            for i, (s, text) in enumerate(zip(samples, texts, strict=True))
+        ]
+
+    def score_rewards(self, rows: Sequence[Row], group_size: int) -> dict[str, float]:
+        """Fill in the rewards of rows; returns what the reward functions logged."""
+        columns = {
+            name: [row.prompt.columns.get(name) for row in rows]
+            for name in rows[0].prompt.columns
+        }
+        results = run_rewards(
+            self.rewards,
+            prompts=[row.prompt.messages for row in rows],
+            completions=[[{"role": "assistant", "content": row.text}] for row in rows],
+            completion_ids=[row.ids for row in rows],
+            columns=columns,
+            trainer_state=self.progress,
+        )
+        weights = {reward.name: reward.weight for reward in self.rewards}
+        totals = combine(results.values, weights, group_size)
+        for i, row in enumerate(rows):
+            row.rewards = {name: values[i] for name, values in results.values.items()}
+            row.reward = totals[i]
+        return results.metrics
+
+    @torch.no_grad()
+    def score_policies(self, rows: Sequence[Row]) -> None:
+        """Fill in old and reference log-probabilities where the run needs them."""
+        steps = self.passes * len(list(Rollout(list(rows), 1).split(self.minibatch_size)))
+        if steps > 1 or self.kl_in == "reward":
+            self._store(rows, "old_logps", self.model)
+        if self._reference is not None:
+            with self._reference.scoring() as model:
+                self._store(rows, "ref_logps", model)
+
+    def _store(self, rows: Sequence[Row], name: str, model: nn.Module) -> None:
+        model.eval()
+        for part in split_rows(rows, self.micro_batch_size):
+            logps, _ = self.scorer(model, collate(part, self.device))
+            for row, values in zip(part, logps.cpu(), strict=True):
+                setattr(row, name, values[: len(row.ids)])
+
+    def _charge_kl(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Take beta times each completion's KL estimate from its reward, if the KL is to be in the reward."""
+        if self._reference is None or self.kl_in == "loss":
+            return {}
+        estimate = getattr(sctom.losses, f"kl_{self.kl_estimator}")
+        total = 0.0
+        for row in rows:
+            kl = float(estimate(row.old_logps[None], row.ref_logps[None]).sum())
+            row.reward -= self.beta * kl
+            total += kl
+        return {"kl": total / sum(len(row.ids) for row in rows)}
+
+    def _compare(self, rollout: Rollout) -> None:
+        rewards = torch.tensor([row.reward for row in rollout.rows], dtype=torch.float64)
+        rewards = rewards.view(-1, self.group_size)
+        everywhere = self.all_gather(rewards).view(-1, self.group_size)
+        advantages = self.bound.advantages(everywhere)
+        mine = advantages.view(-1, *rewards.shape)[self.global_rank].flatten().tolist()
+        for row, advantage in zip(rollout.rows, mine, strict=True):
+            row.advantage = advantage
+
+    # ---- one update ---------------------------------------------------------------------------------------------
+
+    def update(self, rows: Sequence[Row], means: Means) -> None:
+        """One optimiser step on a minibatch, in micro-batches whose losses add up to that of the whole."""
+        optimizer = self.optimizers()
+        assert not isinstance(optimizer, list)
+        totals = self.totals(rows)
+        optimizer.zero_grad()
+        finite = True
+        parts = list(split_rows(rows, self.micro_batch_size))
+        self.model.train()
+        for number, part in enumerate(parts):
+            with self._last_synchronises(number + 1 == len(parts)):
+                loss = self.loss(collate(part, self.device), totals, means, number)
+                finite &= bool(torch.isfinite(loss))
+                self.manual_backward(loss * self.trainer.world_size)
+        self.model.eval()
+        norm = self._clip()
+        finite = self._everywhere(finite and bool(torch.isfinite(norm)))
+        self._set_learning_rate(optimizer)
+        if finite:
+            optimizer.step()
+        self.guard.record(finite, rows, self)
+        self.progress.updates += 1
+        means.mean("grad_norm", norm)
+        means.mean("learning_rate", optimizer.param_groups[0]["lr"])
+
+    def loss(self, batch: MicroBatch, totals: Totals, means: Means, number: int) -> Tensor:
+        """This micro-batch's share of the step's loss; dropout, if any, is drawn from its own address."""
+        torch.manual_seed(seed_for(self.seed, DROPOUT, self.progress.updates, number))
+        logps, entropy = self.scorer(self.model, batch)
+        old = logps.detach() if batch.old_logps is None else batch.old_logps
+        penalty = None
+        if self._reference is not None and self.kl_in == "loss":
+            assert batch.ref_logps is not None
+            penalty = sctom.losses.kl_penalty(
+                logps,
+                old,
+                batch.ref_logps,
+                batch.mask,
+                estimator=self.kl_estimator,
+                weighted=self.kl_weighted,
+            )
+        loss, policy = policy_loss(self.bound, logps, old, batch, totals, self.beta, penalty)
+        update_metrics(means, self.objective, batch, logps.detach(), old, entropy, penalty)
+        share = batch.mask.shape[0] / totals.sequences
+        means.mean("loss", loss.detach() / share, share)
+        means.mean("policy_loss", policy.detach() / share, share)
+        return loss
+
+    def totals(self, rows: Sequence[Row]) -> Totals:
+        """The counts of an optimiser step over all ranks."""
+        counts = torch.tensor([sum(len(r.ids) for r in rows), len(rows)], dtype=torch.float64)
+        if self.trainer.world_size > 1:
+            counts = self.all_gather(counts.to(self.device)).sum(0).cpu()
+        tokens, sequences = counts.tolist()
+        return Totals(tokens, sequences, self.sampling.max_new_tokens)
+
+    def total_updates(self) -> int:
+        """Optimiser steps of the whole run, for the schedule."""
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        rows = data.prompts_per_iteration * self.group_size // self.trainer.world_size
+        return data.iterations * self.passes * math.ceil(rows / (self.minibatch_size or rows))
+
+    def _set_learning_rate(self, optimizer: Any) -> None:
+        factor = learning_rate_factor(
+            self.schedule,
+            self.progress.updates,
+            total=self.total_updates(),
+            warmup_ratio=self.warmup_ratio,
+        )
+        for group, settings in zip(optimizer.param_groups, self._configured, strict=True):
+            group["lr"] = settings["lr"] * factor
+
+    def _clip(self) -> Tensor:
+        parameters = [p for _, p in trainable(self.model)]
+        return nn.utils.clip_grad_norm_(parameters, self.max_grad_norm or math.inf)
+
+    def _everywhere(self, finite: bool) -> bool:
+        if self.trainer.world_size == 1:
+            return finite
+        return bool(self.all_gather(torch.tensor(finite, device=self.device)).all())
+
+    @contextmanager
+    def _last_synchronises(self, last: bool) -> Iterator[None]:
+        """Ranks exchange gradients once per update, at its last micro-batch."""
+        blocker = getattr(self.trainer.strategy, "block_backward_sync", None)
+        if last or blocker is None:
+            yield
+        else:
+            with self.trainer.strategy.block_backward_sync():  # type: ignore[attr-defined]
+                yield
+
+    # ---- reporting and validation -------------------------------------------------------------------------------
+
+    def _report(self, rollout: Rollout, metrics: dict[str, float]) -> None:
+        seen = sum(len(r.prompt.ids) + len(r.ids) for r in rollout.rows)
+        self.progress.num_tokens += seen * self.trainer.world_size
+        metrics["num_tokens"] = float(self.progress.num_tokens)
+        metrics["skipped_updates"] = float(self.progress.skipped)
+        self.last_rollout, self.last_metrics = rollout, metrics
+        self.log_dict(metrics, on_step=True, sync_dist=self.trainer.world_size > 1)
+
+    def validation_step(self, prompts: list[Prompt], batch_idx: int) -> Rollout:
+        """Sample and score validation prompts with their own settings and their own draws."""
+        rows = self.complete(prompts, self.val_samples, self.val_sampling, VALIDATE)
+        self.score_rewards(rows, self.val_samples)
+        given = [row.reward for row in rows if not math.isnan(row.reward)]
+        if given:
+            mean = sum(given) / len(given)
+            self.log("val/reward", mean, batch_size=len(given), sync_dist=True)
+        length = sum(len(row.ids) for row in rows) / len(rows)
+        self.log("val/mean_length", length, batch_size=len(rows), sync_dist=True)
+        return Rollout(rows, self.val_samples)
+
+    # ---- checkpoints --------------------------------------------------------------------------------------------
+
+    def frozen_fingerprint(self) -> str:
+        """A hash of the weights that are not trained, plus the shapes of those that are."""
+        shapes = ((f"{n} {tuple(p.shape)}", p.new_zeros(0)) for n, p in trainable(self.model))
+        frozen = ((n, p) for n, p in self.model.named_parameters() if not p.requires_grad)
+        return fingerprint((*frozen, *shapes).__iter__())
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the trained weights only, with the progress and what tells this model from another."""
+        names = {f"model.{name}" for name, _ in trainable(self.model)}
+        state = checkpoint["state_dict"]
+        checkpoint["state_dict"] = {k: v for k, v in state.items() if k in names}
+        checkpoint["progress"] = asdict(self.progress)
+        checkpoint["fingerprint"] = self.frozen_fingerprint()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse the checkpoint of another model, or one that lacks weights.
+
+        Raises:
+            ValueError: with what was expected and found.
+        """
+        expected = {f"model.{name}" for name, _ in trainable(self.model)}
+        found = set(checkpoint["state_dict"])
+        if checkpoint.get("fingerprint") != self.frozen_fingerprint() or expected != found:
+            missing, extra = sorted(expected - found)[:3], sorted(found - expected)[:3]
+            raise ValueError(
+                f"this checkpoint is of another model than {self.backbone.path} with this config's adapters "
+                f"(missing weights: {missing or 'none'}, unknown weights: {extra or 'none'}); "
+                "resume with the config the run was started with, or start a fresh run in another run_dir"
+            )
+        self.progress = Progress(**checkpoint["progress"])
+
+
+def check_settings(module: PolicyModule) -> None:
+    """Refuse settings that cannot mean what they say.
+
+    Raises:
+        ValueError: naming the setting, what was found and the remedy.
+    """
+    for name in ("group_size", "micro_batch_size", "passes", "val_samples"):
+        if getattr(module, name) < 1:
+            raise ValueError(f"model.{name} must be at least 1 but is {getattr(module, name)}")
+    if module.beta < 0 or not math.isfinite(module.beta):
+        raise ValueError(f"model.beta must be 0 or positive but is {module.beta}")
+    if module.beta > 0 and module.reference_kind == "none":
+        raise ValueError(
+            f"beta is {module.beta} but reference is none, so there is nothing to stay close to; "
+            "set model.reference to base, initial or model, or beta to 0"
+        )
+    if module.kl_in == "loss" and module.kl_estimator == "k1" and not module.kl_weighted and module.beta > 0:
+        raise ValueError(
+            "k1 in the loss without weighting has an expected gradient of zero, so beta would do nothing; "
+            "set kl_weighted: true, kl_in: reward, or another kl_estimator"
+        )
+    if module.sampling.temperature == 0.0:
+        raise ValueError("model.sampling.temperature is 0: greedy completions of a group are all equal; set it above 0")
+    if module.minibatch_size is not None and module.minibatch_size < 1:
+        raise ValueError(f"model.minibatch_size must be at least 1 or null but is {module.minibatch_size}")
+    if not module.rewards:
+        raise ValueError("model.rewards is empty; name at least one reward")

@@ -1,0 +1,32 @@
+"""The learning rate as a function of the update's number, so that there is no scheduler state to restore."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+ScheduleName = Literal["constant", "linear", "cosine"]
+
+
+def learning_rate_factor(
+    name: ScheduleName, update: int, *, total: int, warmup_ratio: float = 0.0
+) -> float:
+    """What the configured learning rate is multiplied by for update number `update` (from 0).
+
+    Warm-up rises linearly over ceil(warmup_ratio * total) updates, the first of them above 0; then the rate is constant,
+    falls linearly to 0, or follows half a cosine to 0 at `total`.
+
+    >>> [round(learning_rate_factor("linear", u, total=4, warmup_ratio=0.5), 2) for u in range(4)]
+    [0.5, 1.0, 1.0, 0.5]
+    """
+    warmup = math.ceil(warmup_ratio * total)
+    if update < warmup:
+        return (update + 1) / warmup
+    done = min((update - warmup) / max(total - warmup, 1), 1.0)
+    if name == "constant":
+        return 1.0
+    if name == "linear":
+        return 1.0 - done
+    if name == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * done))
+    raise ValueError(f"schedule must be constant, linear or cosine but is {name!r}")

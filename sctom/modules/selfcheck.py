@@ -1,0 +1,177 @@
+"""Checks of the whole chain before the first iteration: cheap, and each failure says what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from rich.console import Console
+
+from sctom.batch import Prompt, Row
+from sctom.data.template import render_dialogue
+from sctom.modules.scoring import collate
+from sctom.rewards import run_rewards
+
+if TYPE_CHECKING:
+    from sctom.modules.policy import PolicyModule
+
+CHECK = 4
+"""Second part of the address of the draws made here, after those of `sctom.modules.policy`."""
+
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+COARSE_TOLERANCE = 0.2
+"""Allowed difference of log-probabilities in bfloat16 and float16, whose rounding alone reaches about 0.05."""
+
+
+class SelfCheckError(RuntimeError):
+    """A check before the first iteration failed."""
+
+
+@dataclass
+class Check:
+    """The outcome of one check."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+def run_self_checks(module: PolicyModule, prompts: Sequence[Prompt]) -> list[Check]:
+    """Run every check on the first prompts, print one line each.
+
+    Raises:
+        SelfCheckError: with all failures; each says what to change. Nothing has been trained yet.
+    """
+    rows = module.complete(prompts[:2], 2, _short(module), CHECK)
+    checks: list[Callable[[], Check]] = [
+        lambda: stop_token_check(module),
+        lambda: bos_check(module, prompts[0]),
+        lambda: logps_check(module, rows),
+        lambda: reference_check(module, rows),
+        lambda: reward_check(module, rows[0]),
+    ]
+    results = [check() for check in checks]
+    if module.trainer.is_global_zero:
+        console = Console()
+        for result in results:
+            mark = "[green]ok[/]" if result.passed else "[red]FAILED[/]"
+            console.print(f"  self-check {result.name}: {mark} {result.detail}", highlight=False)
+    failed = [f"{r.name}: {r.detail}" for r in results if not r.passed]
+    if failed:
+        raise SelfCheckError("self-check failed before the first iteration\n  " + "\n  ".join(failed))
+    return results
+
+
+def _short(module: PolicyModule):  # type: ignore[no-untyped-def]
+    from dataclasses import replace
+
+    return replace(module.sampling, max_new_tokens=min(16, module.sampling.max_new_tokens))
+
+
+def stop_token_check(module: PolicyModule) -> Check:
+    """The token a template ends an assistant's turn with must end a completion."""
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    ids, mask = render_dialogue(module.tokenizer, turns)
+    ending = [token for token, counted in zip(ids, mask, strict=True) if counted][-3:]
+    names = module.tokenizer.convert_ids_to_tokens(sorted(module.stop_ids))
+    if module.stop_ids & set(ending):
+        return Check("stop tokens", True, f"{names}")
+    last = module.tokenizer.convert_ids_to_tokens(ending)
+    return Check(
+        "stop tokens",
+        False,
+        f"the template ends an assistant's turn with {last}, none of which is a stop token ({names}), so completions "
+        "would run to the limit; put its end-of-turn token into eos_token_id of generation_config.json",
+    )
+
+
+def bos_check(module: PolicyModule, prompt: Prompt) -> Check:
+    """At most one beginning-of-sequence token, at the front."""
+    bos = module.tokenizer.bos_token_id
+    if bos is None or bos in module.stop_ids:
+        return Check("BOS", True, "the tokenizer has none of its own")
+    leading = len(prompt.ids) - len(_without_leading(prompt.ids, bos))
+    return Check(
+        "BOS",
+        leading <= 1,
+        f"{leading} in front"
+        + ("" if leading <= 1 else "; remove it from the chat template or set add_bos_token to false"),
+    )
+
+
+def _without_leading(ids: Sequence[int], token: int) -> Sequence[int]:
+    start = 0
+    while start < len(ids) and ids[start] == token:
+        start += 1
+    return ids[start:]
+
+
+@torch.no_grad()
+def logps_check(module: PolicyModule, rows: Sequence[Row]) -> Check:
+    """Sampler and trainer must give a sampled token the same log-probability: the ratio starts at 1."""
+    batch = collate(rows, module.device)
+    logps, _ = module.scorer(module.model, batch)
+    sampled = torch.zeros_like(batch.mask)
+    for i, row in enumerate(rows):
+        sampled[i, : len(row.ids)] = row.sampler_logps.to(sampled)
+    worst = float(((logps - sampled) * batch.mask).abs().max())
+    dtype = next(module.model.parameters()).dtype
+    limit = TOLERANCE.get(dtype, COARSE_TOLERANCE)
+    return Check(
+        "sampler = trainer",
+        math.isfinite(worst) and worst <= limit,
+        f"largest difference of log-probabilities {worst:.2g} (limit {limit:g})"
+        + (
+            ""
+            if worst <= limit
+            else "; sampler and trainer disagree: load the weights in float32, turn off dropout, or correct the ratio"
+        ),
+    )
+
+
+@torch.no_grad()
+def reference_check(module: PolicyModule, rows: Sequence[Row]) -> Check:
+    """Where the reference is the policy's own start, KL must be 0 before the first update."""
+    reference = module._reference
+    if reference is None:
+        return Check("reference", True, "none, beta is 0")
+    batch = collate(rows, module.device)
+    with reference.scoring() as model:
+        ref, _ = module.scorer(model, batch)
+    logps, _ = module.scorer(module.model, batch)
+    gap = float(((logps - ref) * batch.mask).abs().max())
+    if not reference.equals_start or module.progress.updates > 0:
+        return Check("reference", math.isfinite(gap), f"{module.reference_kind}, differs by up to {gap:.2g} per token")
+    return Check(
+        "reference",
+        gap <= 1e-5,
+        f"{module.reference_kind}, differs by up to {gap:.2g} per token"
+        + ("" if gap <= 1e-5 else "; it must not differ before the first update: use reference: initial"),
+    )
+
+
+def reward_check(module: PolicyModule, row: Row) -> Check:
+    """Every reward runs on a completion that is right (the expected answer, if the data has one)."""
+    columns = row.prompt.columns
+    golden = columns.get("expected_answer", columns.get("answer"))
+    text = golden if isinstance(golden, str) else row.text
+    results = run_rewards(
+        module.rewards,
+        prompts=[row.prompt.messages],
+        completions=[[{"role": "assistant", "content": text}]],
+        completion_ids=[module.tokenizer.encode(text, add_special_tokens=False)],
+        columns={name: [value] for name, value in columns.items()},
+        trainer_state=module.progress,
+    )
+    values = {name: v[0] for name, v in results.values.items()}
+    source = "the expected answer" if isinstance(golden, str) else "a sampled completion"
+    given = [name for name, v in values.items() if v is not None]
+    return Check(
+        "rewards",
+        bool(given),
+        f"{source} {text[:40]!r} scores {values}"
+        + ("" if given else "; every reward abstained: check the column names they need"),
+    )

@@ -1,0 +1,187 @@
+"""SFTModule: supervised fine-tuning on the assistant's turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+
+from sctom.data.dialogues import DialogueBatch
+from sctom.losses import nll_loss, token_logps, token_mean
+from sctom.modules.backbone import Backbone, fingerprint, save_backbone, trainable
+from sctom.modules.schedule import ScheduleName, learning_rate_factor
+from sctom.modules.scoring import MicroBatch, Scorer
+from sctom.rollout.causal import causal_model
+from sctom.seeds import seed_for
+
+
+class SFTModule(L.LightningModule):
+    """Trains a language model to say what the assistant says in given dialogues.
+
+        loss = -sum over learned tokens of log p(token | everything before it) / learned tokens of
+        the optimiser step
+
+    Every learned token of an optimiser step weighs the same, however the step is cut:
+    `accumulate_grad_batches: 4` with a batch of 2 gives the gradient of one batch of 8, and so do
+    two processes. (Dividing each batch by its own tokens and averaging, as an accumulating trainer
+    does when left alone, weighs the tokens of short batches more.)
+
+    Logs, of each optimiser step's last batch: train/loss (of that batch), train/entropy,
+    train/tokens (learned tokens of the step), train/learning_rate; on validation data val/loss and
+    val/token_accuracy, the share of learned tokens that were the most likely ones.
+
+    Args:
+        backbone: the model.
+        optimizer: optimiser of the trained weights.
+        schedule: "constant", "linear" or "cosine" over the optimiser steps of the run.
+        warmup_ratio: share of the steps over which the learning rate rises.
+        save_to: folder for the trained model (or adapter) and tokenizer when the run ends; null
+            saves checkpoints only. seed: first part of the address of dropout; null takes
+            seed_everything.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        optimizer: OptimizerCallable,
+        *,
+        schedule: ScheduleName = "cosine",
+        warmup_ratio: float = 0.03,
+        save_to: str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0.0 <= warmup_ratio <= 1.0:
+            raise ValueError(f"model.warmup_ratio must be in [0, 1] but is {warmup_ratio}")
+        self.strict_loading = (
+            False  # only trained weights are saved; on_load_checkpoint checks them
+        )
+        self.backbone = backbone
+        self.make_optimizer = optimizer
+        self.schedule: ScheduleName = schedule
+        self.warmup_ratio = warmup_ratio
+        self.save_to = save_to
+        self.seed = 0 if seed is None else seed
+        self.scorer = Scorer(temperature=1.0)
+        self.model: nn.Module
+        self.tokenizer: Any = None
+
+    def setup(self, stage: str) -> None:
+        """Load the tokenizer, then render every dialogue, so that bad data is reported before weights are loaded."""
+        if self.tokenizer is None:
+            self.tokenizer = self.backbone.load_tokenizer()
+        self.trainer.datamodule.render(self.tokenizer)  # type: ignore[attr-defined]
+
+    def configure_model(self) -> None:
+        """Load the weights."""
+        if "model" not in self._modules:
+            self.model = self.backbone.load_model()
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """The optimiser the config names, over the trained weights, and its schedule by optimiser step."""
+        optimizer = self.make_optimizer([p for _, p in trainable(self.model)])
+        total = int(self.trainer.estimated_stepping_batches)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer,
+            lambda update: learning_rate_factor(
+                self.schedule, update, total=total, warmup_ratio=self.warmup_ratio
+            ),
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    def training_step(self, batch: DialogueBatch, batch_idx: int) -> Tensor:
+        """This batch's share of its optimiser step's loss."""
+        self.model.train()
+        torch.manual_seed(
+            seed_for(self.seed, self.global_rank, self.trainer.current_epoch, batch_idx)
+        )
+        logps, entropy = self.scorer(self.model, _micro_batch(batch))
+        losses = nll_loss(logps, batch.mask)
+        self.log_dict(
+            {
+                "train/loss": token_mean(losses.detach(), batch.mask),
+                "train/entropy": token_mean(entropy, batch.mask),
+                "train/tokens": batch.step_tokens,
+                "train/learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"],
+            }
+        )
+        # Lightning divides by the accumulated batches and DDP by the processes; step_tokens has
+        # counted both.
+        shares = self.trainer.accumulate_grad_batches * self.trainer.world_size
+        return token_mean(losses, batch.mask, tokens=batch.step_tokens) * shares
+
+    def validation_step(self, batch: DialogueBatch, batch_idx: int) -> None:
+        """Loss and accuracy per learned token, over all of them."""
+        logits = causal_model(self.model)(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            position_ids=batch.position_ids,
+            use_cache=False,
+        ).logits
+        logits = logits.gather(1, batch.sources.unsqueeze(-1).expand(-1, -1, logits.shape[-1]))
+        losses = nll_loss(token_logps(logits, batch.targets), batch.mask)
+        hits = (logits.argmax(-1) == batch.targets).float()
+        numbers = {
+            "val/loss": token_mean(losses, batch.mask),
+            "val/token_accuracy": token_mean(hits, batch.mask),
+        }
+        self.log_dict(numbers, batch_size=int(batch.mask.sum()), sync_dist=True)
+
+    def on_train_end(self) -> None:
+        """Save what was trained, if the config says where to."""
+        if self.save_to is not None and self.trainer.is_global_zero:
+            self.save(self.save_to)
+
+    def save(self, path: str | Path) -> None:
+        """Write the adapter (if there is one) or the whole model to a folder, with the tokenizer."""
+        save_backbone(self.model, self.tokenizer, path)
+
+    def frozen_fingerprint(self) -> str:
+        """A hash of the weights that are not trained."""
+        frozen = ((n, p) for n, p in self.model.named_parameters() if not p.requires_grad)
+        return fingerprint(frozen)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the trained weights only, with what tells the frozen ones from others."""
+        names = {f"model.{name}" for name, _ in trainable(self.model)}
+        state = checkpoint["state_dict"]
+        checkpoint["state_dict"] = {k: v for k, v in state.items() if k in names}
+        checkpoint["fingerprint"] = self.frozen_fingerprint()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse the checkpoint of another model, or one that lacks weights.
+
+        Raises:
+            ValueError: with what was expected and found.
+        """
+        expected = {f"model.{name}" for name, _ in trainable(self.model)}
+        found = set(checkpoint["state_dict"])
+        if expected != found or checkpoint.get("fingerprint") != self.frozen_fingerprint():
+            missing, extra = sorted(expected - found)[:3], sorted(found - expected)[:3]
+            raise ValueError(
+                f"this checkpoint is of another model than {self.backbone.path} with this config's adapters "
+                f"(missing weights: {missing or 'none'}, unknown weights: {extra or 'none'}); "
+                "resume with the config the run was started with"
+            )
+
+
+def _micro_batch(batch: DialogueBatch) -> MicroBatch:
+    """The batch as what a Scorer reads; there are no advantages here."""
+    return MicroBatch(
+        input_ids=batch.input_ids,
+        attention_mask=batch.attention_mask,
+        position_ids=batch.position_ids,
+        sources=batch.sources,
+        targets=batch.targets,
+        mask=batch.mask,
+        advantages=batch.mask.new_zeros(len(batch.mask)),
+        old_logps=None,
+        ref_logps=None,
+    )

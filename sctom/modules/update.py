@@ -1,0 +1,110 @@
+"""The arithmetic of one micro-batch: its share of the loss, and the numbers to log about it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sctom import losses
+from sctom.modules.metrics import Means
+from sctom.modules.scoring import MicroBatch
+from sctom.objectives import BoundObjective, Objective, Totals
+
+
+def policy_loss(
+    bound: BoundObjective,
+    logps: Tensor,
+    old_logps: Tensor,
+    batch: MicroBatch,
+    totals: Totals,
+    beta: float,
+    penalty: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """This micro-batch's share of the loss of its optimiser step.
+
+        loss = reduce(policy losses + beta * KL penalty)      both [B, T], reduced alike (GRPO, eq. 3)
+
+    Args:
+        bound: loss and reduction.
+        logps: [B, T] log-probabilities under the policy, with gradient.
+        old_logps: [B, T] the same under the policy that made the rollout.
+        batch: advantages and mask.
+        totals: counts of the whole step.
+        beta: weight of the penalty.
+        penalty: [B, T] KL penalty, or None.
+
+    Returns:
+        The loss, and the part of it that is not the penalty.
+    """
+    per_token = bound.loss(logps, old_logps, batch.advantages, batch.mask)
+    policy = bound.reduce(per_token, batch.mask, totals)
+    if penalty is None or beta == 0.0:
+        return policy, policy
+    return bound.reduce(per_token + beta * penalty, batch.mask, totals), policy
+
+
+@torch.no_grad()
+def update_metrics(
+    means: Means,
+    objective: Objective,
+    batch: MicroBatch,
+    logps: Tensor,
+    old_logps: Tensor,
+    entropy: Tensor,
+    penalty: Tensor | None,
+) -> None:
+    """Add a micro-batch to the numbers of its iteration; each mean weighs a token once."""
+    keep = batch.mask.bool()
+    tokens = float(batch.mask.sum())
+    ratio = (logps - old_logps).clamp(-20, 20)[keep].exp()
+    means.mean("entropy", entropy[keep].mean(), tokens)
+    means.mean("ratio/mean", ratio.mean(), tokens)
+    means.low("ratio/min", ratio.min())
+    means.high("ratio/max", ratio.max())
+    means.mean("approx_kl", losses.approx_kl(logps, old_logps, batch.mask), tokens)
+    means.mean(
+        "clamped_fraction", losses.clamped_fraction(logps, old_logps, batch.mask), tokens
+    )
+    ess = losses.effective_sample_size(logps, old_logps, batch.mask)
+    means.mean("effective_sample_size", ess, tokens)
+    if penalty is not None:
+        means.mean("kl", penalty[keep].mean(), tokens)
+    _clip_metrics(means, objective, batch, logps, old_logps, tokens)
+
+
+def _clip_metrics(
+    means: Means,
+    objective: Objective,
+    batch: MicroBatch,
+    logps: Tensor,
+    old_logps: Tensor,
+    tokens: float,
+) -> None:
+    settings = objective.arguments()
+    level = settings.get("level", "token")
+    if "clip_low" in settings:
+        sides = {
+            "low": {"clip_low": settings["clip_low"], "clip_high": float("inf")},
+            "high": {"clip_low": float("inf"), "clip_high": settings["clip_high"]},
+        }
+        shares = {
+            side: losses.clip_fraction(
+                logps, old_logps, batch.advantages, batch.mask, level=level, **widths
+            )
+            for side, widths in sides.items()
+        }
+        means.mean("clip_ratio/low_mean", shares["low"], tokens)
+        means.low("clip_ratio/low_min", shares["low"])
+        means.mean("clip_ratio/high_mean", shares["high"], tokens)
+        means.high("clip_ratio/high_max", shares["high"])
+        means.mean("clip_ratio/region_mean", shares["low"] + shares["high"], tokens)
+    elif "weight_max" in settings:
+        share = losses.weight_clip_fraction(
+            logps,
+            old_logps,
+            batch.mask,
+            weight_max=settings["weight_max"],
+            weight_min=settings["weight_min"],
+            level=level,
+        )
+        means.mean("cispo_clip_ratio", share, tokens)

@@ -1,0 +1,82 @@
+"""Public files to sctom's JSONL: `python -m sctom.prepare NAME --source FILE --out FOLDER`.
+
+Every set is written as train.jsonl, valid.jsonl and test.jsonl in the messages format, beside a
+manifest.json with the hashes of what was read and written. The same source, variant and seed give
+the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from sctom.readers import DataError
+from sctom.tasks.selfaware_source import prepare_selfaware
+from sctom.writers import Prepared, write
+
+_IN_TITLE = ("set", "variant", "seed")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line: one subcommand for each set, all with --out, --seed and --force."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sctom.prepare",
+        description="Turn the public file of a data set into train, valid and test JSONL.",
+    )
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--out", required=True, type=Path, help="folder to write to")
+    common.add_argument("--seed", type=int, default=0, help="seed of every draw (default 0)")
+    common.add_argument("--force", action="store_true", help="replace what --out holds")
+    sets = parser.add_subparsers(metavar="NAME", required=True)
+    selfaware = sets.add_parser("selfaware", parents=[common], help="answerable or not: SelfAware")
+    selfaware.add_argument("--source", required=True, type=Path, help="SelfAware.json")
+    selfaware.add_argument("--variant", required=True, choices=("original", "v2", "v3"))
+    selfaware.add_argument(
+        "--allow-other-counts", action="store_true", help="accept a source of another size"
+    )
+    selfaware.set_defaults(prepare=_selfaware)
+    return parser
+
+
+def _selfaware(arguments: argparse.Namespace) -> Prepared:
+    return prepare_selfaware(
+        arguments.source,
+        variant=arguments.variant,
+        seed=arguments.seed,
+        allow_other_counts=arguments.allow_other_counts,
+    )
+
+
+def report(prepared: Prepared, folder: Path, console: Console) -> None:
+    """Print the counts of every file, then the notes."""
+    about = [f"{key} {value}" for key, value in prepared.manifest.items() if key in _IN_TITLE]
+    table = Table("file", title=f"{', '.join(about)}: {folder}")
+    headings = list(dict.fromkeys(name for counts in prepared.counts.values() for name in counts))
+    for heading in ("rows", *headings):
+        table.add_column(heading.replace("_", " "), justify="right")
+    for name, counts in prepared.counts.items():
+        numbers = [len(prepared.files[name]), *(counts.get(heading, 0) for heading in headings)]
+        table.add_row(name, *(f"{number:,}" for number in numbers))
+    console.print(table)
+    for note in prepared.notes:
+        console.print(f"- {note}", markup=False, highlight=False)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    try:
+        prepared = arguments.prepare(arguments)
+        write(prepared, arguments.out, force=arguments.force)
+    except (DataError, OSError) as error:
+        parser.exit(1, f"error: {error}\n")
+    report(prepared, arguments.out, Console())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,375 @@
+"""What a reward is, and how rewards are called, checked and added up.
+
+The calling convention is that of TRL's GRPOTrainer, so a function written for it runs here
+unchanged. A reward is any callable, plain or async,
+
+    f(prompts, completions, completion_ids, **columns) -> list[float | None]
+
+called by keyword with one list entry per completion. `columns` are the columns of the data, each
+prompt's value repeated for each of its completions; chat prompts are lists of messages, completions
+are [{"role": "assistant", "content": ...}]. Further keyword arguments are `trainer_state`,
+`log_extra(column, values)` for a column of the completions table and `log_metric(name, value)`.
+None means: this reward has nothing to say about this completion.
+
+Where we differ from TRL: a function need not swallow what it does not use (it is passed the
+arguments it names, or all if it takes **kwargs); NaN and infinities are errors; None is never
+counted as 0 (see `combine`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, SupportsFloat
+
+from sctom.readers import nearest
+from sctom.rewards import loop
+
+Values = list[float | None]
+
+_GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+
+
+class RewardError(ValueError):
+    """A reward cannot be used, or did not give one finite number (or None) for each completion."""
+
+
+class Reward(ABC):
+    """A reward with a name and a weight.
+
+    Subclass it, here or in a file of your own, and name the class in the config. `__call__` names
+    the columns it needs and returns one number or None per completion; it may be async.
+
+    Args:
+        weight: factor in the weighted sum; may be negative; 0 means that the reward is logged but
+            takes no part.
+        name: metric key, unique among the rewards of a run; by default the class name in snake
+            case.
+
+    Raises:
+        RewardError: the weight is not a finite number.
+
+    >>> class ShortAnswer(Reward):
+    ...     def __call__(self, completions, limit):
+    ...         return [float(len(completion_text(c)) <= n) for c, n in zip(completions, limit)]
+    >>> ShortAnswer().name
+    'short_answer'
+    >>> run_rewards([ShortAnswer()], ["Why?"], ["Because."], [[1]], {"limit": [20]}).values
+    {'short_answer': [1.0]}
+    """
+
+    weight: float = 1.0
+    name: str = "reward"
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "name" not in vars(cls):
+            words = re.sub("(?<=[A-Za-z0-9])(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])", "_", cls.__name__)
+            cls.name = words.lower()
+
+    def __init__(self, *, weight: float = 1.0, name: str | None = None) -> None:
+        if name is not None:
+            self.name = name
+        if not math.isfinite(weight):
+            raise RewardError(f"the weight of reward {self.name!r} must be finite, not {weight}")
+        self.weight = weight
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One number or None per completion; or an awaitable of them."""
+
+    def signature(self) -> inspect.Signature:
+        """The arguments this reward takes; `run_rewards` passes those it names."""
+        return inspect.signature(self.__call__)
+
+
+@dataclass(frozen=True)
+class RewardResults:
+    """What the rewards of a run gave for one batch of completions."""
+
+    values: dict[str, Values] = field(default_factory=dict)
+    """Reward -> one number or None per completion, before any weight."""
+    extra: dict[str, list[Any]] = field(default_factory=dict)
+    """Column of the completions table (`log_extra`) -> one entry per completion. A column that an
+    earlier reward has logged too is "reward/column"."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Metric -> mean over the calls of `log_metric`."""
+
+
+def completion_text(completion: str | Sequence[Mapping[str, Any]]) -> str:
+    """The text of a completion, a string or a list of messages: the content of its last message.
+
+    Raises:
+        ValueError: it is neither, or that content is not a string.
+
+    >>> completion_text([{"role": "assistant", "content": "Seoul"}])
+    'Seoul'
+    """
+    if isinstance(completion, str):
+        return completion
+    content = completion[-1].get("content") if completion else None
+    if not isinstance(content, str):
+        raise ValueError(f"expected a string or messages that end with text, found {completion!r}")
+    return content
+
+
+def check_rewards(rewards: Sequence[Reward], columns: Iterable[str]) -> None:
+    """Check, before anything is sampled, that rewards can be called with the columns of the data.
+
+    Args:
+        rewards: at least one, with different names.
+        columns: names of the columns of the data.
+
+    Raises:
+        RewardError: no rewards; two of one name; a column named like an argument that every reward
+            gets; a reward that needs a column the data does not have.
+
+    >>> from sctom.rewards.selfaware import SelfAware
+    >>> check_rewards([SelfAware()], ["expected_answer", "unanswerable"])
+    Traceback (most recent call last):
+        ...
+    sctom.rewards.base.RewardError: reward 'self_aware' needs the column 'is_unanswerable', which \
+the data does not have; it has: expected_answer, unanswerable. Did you mean 'unanswerable'?
+    """
+    names = [reward.name for reward in rewards]
+    if not names:
+        raise RewardError("there are no rewards; give at least one")
+    for name in names:
+        if names.count(name) > 1:
+            raise RewardError(f"two rewards are named {name!r}; give one of them another `name`")
+    columns = sorted(columns)
+    for column in columns:
+        if column in _GIVEN:
+            raise RewardError(f"rename the column {column!r} of the data: rewards get their own")
+    for reward in rewards:
+        _check_signature(reward, columns)
+
+
+def _check_signature(reward: Reward, columns: list[str]) -> None:
+    for parameter in reward.signature().parameters.values():
+        variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        optional = parameter.default is not parameter.empty
+        if variadic or optional or parameter.name in _GIVEN:
+            continue
+        if parameter.name not in columns:
+            needed = f"reward {reward.name!r} needs the column {parameter.name!r}"
+            has = f"it has: {', '.join(columns) or 'no columns'}."
+            hint = nearest(parameter.name, columns)
+            raise RewardError(f"{needed}, which the data does not have; {has}{hint}")
+
+
+def run_rewards(
+    rewards: Sequence[Reward],
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    completion_ids: Sequence[Any],
+    columns: Mapping[str, Sequence[Any]],
+    *,
+    trainer_state: Any = None,
+) -> RewardResults:
+    """Call each reward once on the whole batch, and check what it returns.
+
+    Rewards are started in their order, and the async ones go on together while the plain ones after
+    them are computed: put slow async rewards first. They run on an event loop in a thread of its
+    own, so a caller may have a running loop.
+
+    Args:
+        rewards: rewards with different names.
+        prompts: B prompts, each a string or a list of messages.
+        completions: B completions, each a string or a list of messages.
+        completion_ids: B lists of token ids.
+        columns: column of the data -> B values.
+        trainer_state: handed to rewards that name it.
+
+    Raises:
+        RewardError: lengths that differ; what `check_rewards` refuses; a reward that raises (its
+            error is the cause), that returns another number of values, or a value that is neither
+            None nor a finite number.
+    """
+    check_rewards(rewards, columns)
+    data: dict[str, Any] = dict(columns)
+    data.update(prompts=prompts, completions=completions, completion_ids=completion_ids)
+    for name, entries in data.items():
+        if len(entries) != len(completions):
+            counts = f"{len(entries)} entries for {len(completions)} completions"
+            raise RewardError(f"{name} has {counts}")
+    data["trainer_state"] = trainer_state
+    logs = {reward.name: _Log(reward.name, len(completions)) for reward in rewards}
+    started: dict[str, Any] = {}
+    try:
+        for reward in rewards:
+            started[reward.name] = _start(reward, data | logs[reward.name].arguments())
+        returned = {name: _finish(name, result) for name, result in started.items()}
+    finally:
+        for result in started.values():
+            if isinstance(result, Future):
+                result.cancel()  # does nothing to one that is done
+    values = {name: _checked(name, result, prompts) for name, result in returned.items()}
+    return RewardResults(values, _extra_columns(logs), _metric_means(logs))
+
+
+def _start(reward: Reward, given: Mapping[str, Any]) -> Any:
+    parameters = reward.signature().parameters.values()
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    names = {parameter.name for parameter in parameters}
+    arguments = {name: value for name, value in given.items() if takes_all or name in names}
+    try:
+        result = reward(**arguments)
+    except Exception as error:
+        raise _raised(reward.name, error) from error
+    return loop.start(result) if inspect.isawaitable(result) else result
+
+
+def _finish(name: str, result: Any) -> Any:
+    if not isinstance(result, Future):
+        return result
+    try:
+        return result.result()
+    except Exception as error:
+        raise _raised(name, error) from error
+
+
+def _raised(name: str, error: Exception) -> RewardError:
+    if isinstance(error, RewardError):
+        return RewardError(f"reward {name!r}: {error}")
+    return RewardError(f"reward {name!r} raised {type(error).__name__}: {error}")
+
+
+def _checked(name: str, result: Any, prompts: Sequence[Any]) -> Values:
+    """The values of one reward as floats and Nones, or the error that names what is wrong."""
+    if not isinstance(result, Collection) or isinstance(result, (str, bytes, Mapping, Set)):
+        found = f"{type(result).__name__}: {result!r:.60}"
+        raise RewardError(f"reward {name!r} must return a list of numbers but returned a {found}")
+    entries = list(result)
+    if len(entries) != len(prompts):
+        expected = f"{len(prompts)} values, one for each completion"
+        raise RewardError(f"reward {name!r} must return {expected}, but returned {len(entries)}")
+    values = [None if entry is None else _number(entry) for entry in entries]
+    for row, value in enumerate(values):
+        if value is not None and not math.isfinite(value):
+            prompt = prompts[row][-1:] if isinstance(prompts[row], list) else prompts[row]
+            place = f"{entries[row]!r:.60} for row {row} (prompt {prompt!r:.200})"
+            hint = "give a finite number, or None where it cannot judge"
+            raise RewardError(f"reward {name!r} gave {place}; {hint}")
+    return values
+
+
+def _number(entry: Any) -> float:
+    """The entry as a float; NaN when it is not one number."""
+    if isinstance(entry, (str, bytes)) or not isinstance(entry, SupportsFloat):
+        return math.nan
+    try:
+        return float(entry)
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+        OverflowError,
+    ):  # arrays of several numbers, 10**400
+        return math.nan
+
+
+class _Log:
+    """What one reward logs during one call."""
+
+    def __init__(self, reward: str, rows: int) -> None:
+        self.reward = reward
+        self.rows = rows
+        self.columns: dict[str, list[Any]] = {}
+        self.numbers: dict[str, list[float]] = {}
+
+    def arguments(self) -> dict[str, Any]:
+        return {"log_extra": self.extra, "log_metric": self.metric}
+
+    def extra(self, column: str, values: Sequence[Any]) -> None:
+        if len(values) != self.rows:
+            counts = f"{len(values)} entries for {self.rows} completions"
+            raise RewardError(f"log_extra({column!r}) was given {counts}")
+        self.columns[column] = list(values)
+
+    def metric(self, name: str, value: SupportsFloat) -> None:
+        self.numbers.setdefault(name, []).append(float(value))
+
+
+def _extra_columns(logs: Mapping[str, _Log]) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {}
+    for log in logs.values():
+        for column, entries in log.columns.items():
+            columns[f"{log.reward}/{column}" if column in columns else column] = entries
+    return columns
+
+
+def _metric_means(logs: Mapping[str, _Log]) -> dict[str, float]:
+    calls: dict[str, list[float]] = {}
+    for log in logs.values():
+        for name, numbers in log.numbers.items():
+            calls.setdefault(name, []).extend(numbers)
+    return {name: sum(numbers) / len(numbers) for name, numbers in calls.items()}
+
+
+def combine(
+    values: Mapping[str, Sequence[float | None]], weights: Mapping[str, float], group_size: int
+) -> list[float]:
+    """The weighted sum of several rewards for each completion; NaN where it has none.
+
+        total_i = sum over the rewards r that speak in the group of i of  w_r * value_r,i
+
+    A reward that abstains (None) on a whole group is left out of that group's sums; one that
+    abstains on some rows of a group takes those rows out of the group (NaN); where all abstain, the
+    rows are NaN. Nothing becomes 0: a 0 would be an opinion, and in a group that is compared with
+    itself it would be rewarded or punished like one. TRL adds None as 0.
+
+    Sums of groups that different rewards speak in are not on one scale; advantages compare within a
+    group only, unless they are scaled by the standard deviation of the batch.
+
+    Args:
+        values: reward -> B values, the completions of a prompt side by side.
+        weights: reward -> its weight; 0 means that it takes no part, also not by abstaining.
+        group_size: G, completions per prompt.
+
+    Returns:
+        B totals.
+
+    Raises:
+        ValueError: other names in values than in weights, lengths that differ, or B is not a
+            multiple of G.
+
+    >>> right, short = [1, -1, None, None], [0.5, 0, 0.5, None]
+    >>> combine({"right": right, "short": short}, {"right": 1, "short": 2}, 2)
+    [2.0, -1.0, 1.0, nan]
+    """
+    if set(values) != set(weights):
+        raise ValueError(f"values of the rewards {sorted(values)} but weights of {sorted(weights)}")
+    lengths = {name: len(entries) for name, entries in values.items()}
+    rows = max(lengths.values(), default=0)
+    if set(lengths.values()) - {rows}:
+        raise ValueError(f"rewards must have the same number of values, found {lengths}")
+    if group_size < 1 or rows % group_size:
+        sizes = ", ".join(str(size) for size in range(1, rows + 1) if rows % size == 0)
+        fix = f"set group_size to one of {sizes}"
+        raise ValueError(f"{rows} completions cannot be split into groups of {group_size}; {fix}")
+    totals: list[float] = []
+    for start in range(0, rows, group_size):
+        group = [(weights[name], values[name][start : start + group_size]) for name in values]
+        heard = [
+            (weight, entries)
+            for weight, entries in group
+            if weight != 0 and any(entry is not None for entry in entries)
+        ]
+        for row in range(group_size):
+            totals.append(_weighted_sum([(weight, entries[row]) for weight, entries in heard]))
+    return totals
+
+
+def _weighted_sum(terms: list[tuple[float, float | None]]) -> float:
+    total = 0.0
+    for weight, value in terms:
+        if value is None:
+            return math.nan
+        total += weight * value
+    return total if terms else math.nan

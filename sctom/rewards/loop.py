@@ -1,0 +1,53 @@
+"""The event loop that async rewards run on: one per process, in its own thread, kept between calls.
+
+It is kept so that a client which a reward opens once (an HTTP session belongs to the loop it was
+opened on) stays usable; it has its own thread so that a caller with a running loop, such as a
+notebook, is served like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import os
+import threading
+from collections.abc import Awaitable
+from concurrent.futures import Future
+from typing import Any
+
+
+def start(awaitable: Awaitable[Any]) -> Future[Any]:
+    """Start an awaitable on the loop, without waiting for it.
+
+    >>> start(asyncio.sleep(0, result=1.0)).result()
+    1.0
+    """
+    return asyncio.run_coroutine_threadsafe(_wait(awaitable), _loop_of(os.getpid()))
+
+
+async def _wait(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+@functools.cache
+def _loop_of(process: int) -> asyncio.AbstractEventLoop:
+    ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+    arguments = (_serve(ready),)
+    thread = threading.Thread(target=asyncio.run, args=arguments, name="sctom-rewards", daemon=True)
+    thread.start()
+    loop, stop = ready.result()
+
+    def close() -> None:
+        if os.getpid() == process:  # a forked child has this handler too, but not the thread
+            loop.call_soon_threadsafe(stop.set)
+            thread.join(timeout=5.0)
+
+    atexit.register(close)
+    return loop
+
+
+async def _serve(ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+    stop = asyncio.Event()
+    ready.set_result((asyncio.get_running_loop(), stop))
+    await stop.wait()

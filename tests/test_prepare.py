@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from sctom.prepare import main
+from sctom.readers import check_messages, read_jsonl
+
+
+@pytest.fixture
+def source(tmp_path):
+    questions = [
+        {
+            "question_id": number,
+            "question": f"Question {number}?",
+            "answer": ["yes"] if number <= 95 else None,
+            "answerable": number <= 95,
+            "source": "made up",
+        }
+        for number in range(1, 116)
+    ]
+    path = tmp_path / "SelfAware.json"
+    path.write_text(json.dumps({"example": questions}))
+    return path
+
+
+def command(source, out, *more):
+    return ["selfaware", "--source", str(source), "--variant", "v3", "--out", str(out), *more]
+
+
+def failure(capsys, arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code != 0
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    return printed.err
+
+
+def test_the_command_writes_and_reports(source, tmp_path, capsys):
+    out = tmp_path / "out"
+    main(command(source, out, "--allow-other-counts", "--seed", "3"))
+    # 95 and 20 questions: 10 (round half to even: 9.5) and 2 held out; 85 / 19 = 4.47 kept
+    for name, rows in [("train.jsonl", 85 + 4), ("valid.jsonl", 12), ("test.jsonl", 12)]:
+        read = read_jsonl(out / name)
+        assert len(read) == rows
+        for line, row in enumerate(read, start=1):
+            check_messages(row, f"{name}:{line}")
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert (manifest["variant"], manifest["seed"]) == ("v3", 3)
+    assert manifest["files"]["train.jsonl"]["label_leaks"] == 2
+    assert len(read_jsonl(out / "label_leaks.jsonl")) == 2
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "set selfaware, variant v3, seed 3" in printed
+    assert "train.jsonl │ 89 │ 85 │ 4 │ 2 │ 2 │" in printed
+    assert "valid.jsonl and test.jsonl hold the same 12 rows" in printed
+    assert "2 of 89 training rows (2.2%) are unanswerable to the reward" in printed
+    assert "2 rows are labelled one way and worded the other (label_leaks.jsonl)" in printed
+
+
+def test_twice_is_fine_and_another_seed_needs_force(source, tmp_path, capsys):
+    out = tmp_path / "out"
+    main(command(source, out, "--allow-other-counts"))
+    main(command(source, out, "--allow-other-counts"))
+    capsys.readouterr()
+    changed = command(source, out, "--allow-other-counts", "--seed", "1")
+    assert "holds other contents already (label_leaks.jsonl, manifest.json, test.jsonl, " in (
+        failure(capsys, changed)
+    )
+    assert json.loads((out / "manifest.json").read_text())["seed"] == 0
+    main([*changed, "--force"])
+    assert json.loads((out / "manifest.json").read_text())["seed"] == 1
+
+
+def test_errors_are_one_line(source, tmp_path, capsys):
+    out = tmp_path / "out"
+    missing = failure(capsys, command(tmp_path / "SelfAware.jsn", out))
+    assert missing.startswith(f"error: {tmp_path / 'SelfAware.jsn'} does not exist. Did you mean")
+    assert "https://github.com/yinzhangyue/SelfAware" in missing
+    counts = failure(capsys, command(source, out))
+    assert "holds 95 answerable and 20 unanswerable questions; expected 2,337" in counts
+    assert counts.count("\n") == missing.count("\n") == 1
+    assert not out.exists()
+
+
+def test_usage_errors(source, tmp_path, capsys):
+    assert "required: NAME" in failure(capsys, [])
+    assert "invalid choice: 'selfawre'" in failure(capsys, ["selfawre"])
+    bad = ["selfaware", "--source", str(source), "--out", str(tmp_path), "--variant", "v4"]
+    assert "choose from" in failure(capsys, bad)
+
+
+def test_it_is_a_module_to_run():
+    arguments = [sys.executable, "-m", "sctom.prepare", "selfaware", "--help"]
+    ended = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert "--allow-other-counts" in ended.stdout
