@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,15 @@ TRAINER_DEFAULTS = {
 }
 
 
+EXPECTED_WARNINGS = (
+    "`is_gradient_checkpointing` is deprecated",  # transformers, about its own attribute
+    "`isinstance.treespec, LeafSpec.` is deprecated",  # Lightning's use of torch
+    "Found .* module.s. in eval mode",  # the policy is put into train mode for updates only
+    "The '.*_dataloader' does not have many workers",  # prompts are in memory
+    "Total length of `list` across ranks is zero",  # no validation file
+)
+
+
 class SaveConfig(SaveConfigCallback):
     """Keeps the complete config in RUN/config.yaml; the config of an earlier part of the run stays beside it."""
 
@@ -38,7 +49,7 @@ class SaveConfig(SaveConfigCallback):
         """Write it."""
         path = Path(trainer.default_root_dir) / "config.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = self.parser.dump(self.config, skip_none=False)
+        text = self.parser.dump(self.config)
         if path.exists() and path.read_text() != text:
             number = len(list(path.parent.glob("config-*.yaml"))) + 1
             path.rename(path.with_name(f"config-{number}.yaml"))
@@ -65,6 +76,13 @@ class FitCLI(LightningCLI):
             arguments = self.config[part]["init_args"]
             if "seed" in arguments and arguments["seed"] is None:
                 arguments["seed"] = int(self.config["seed_everything"])
+
+    def instantiate_classes(self) -> None:
+        """Build everything; a class that refuses its arguments is a fault of the config."""
+        try:
+            super().instantiate_classes()
+        except (ValueError, TypeError) as error:
+            self.parser.refuse(str(error))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Put everything the trainer writes into the run folder."""
@@ -101,8 +119,20 @@ def fit(cli: FitCLI) -> None:
     cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=False)
 
 
+def quiet() -> None:
+    """Keep the console for the run: no tips, no progress bars of loading, no warnings that are known and harmless."""
+    from transformers.utils import logging as transformers_logging
+
+    for message in EXPECTED_WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    transformers_logging.disable_progress_bar()
+
+
 def main(argv: list[str] | None = None) -> None:
     """The command line. An error before the first update is told in one paragraph, without a traceback."""
+    quiet()
     cli = build(argv)
     try:
         fit(cli)

@@ -14,7 +14,7 @@ _UNKNOWN = (
     re.compile(r"does not accept option '([\w.]+)'"),
     re.compile(r"Option '([\w.]+)' is not accepted"),
     re.compile(r"Key '([\w.]+)' is not expected"),
-    re.compile(r"Unrecognized arguments: --([\w.]+)"),
+    re.compile(r"(?i)unrecognized arguments: --([\w.]+)"),
     re.compile(r"No action for key ['\"]([\w.]+)['\"]"),
     re.compile(r"Expected a dot import path string: ([\w.]+)"),
     re.compile(r"Unexpected keyword argument '?([\w.]+)'?"),
@@ -22,10 +22,11 @@ _UNKNOWN = (
 
 
 def _classes(module: Any) -> list[type]:
-    return [value for value in vars(module).values() if inspect.isclass(value)]
+    classes = [value for value in vars(module).values() if inspect.isclass(value)]
+    return [cls for cls in classes if not issubclass(cls, BaseException)]
 
 
-def _known_names(parser: LightningArgumentParser) -> set[str]:
+def known_names(parser: LightningArgumentParser) -> set[str]:
     """Every name a config may use: options of the parser, class names, and the arguments of sctom's classes."""
     import sctom.callbacks
     import sctom.data
@@ -50,6 +51,16 @@ def _known_names(parser: LightningArgumentParser) -> set[str]:
     return names - {"args", "kwargs", "self"}
 
 
+def _reasons(message: str) -> str:
+    """The reasons inside a "does not validate against any of the Union subtypes" block, without the values around."""
+    if "Union subtypes" not in message:
+        return message.strip()
+    body = message.split("Errors:", 1)[-1].split("Given value type", 1)[0]
+    lines = [line.strip().removeprefix("- ") for line in body.splitlines() if line.strip()]
+    kept = [line for line in lines if "<class 'NoneType'>" not in line and line not in ("Errors:",)]
+    return "\n".join(kept) or message.strip()
+
+
 def explain(message: str, known: set[str]) -> str:
     """The message, with the nearest known name for every unknown one it mentions.
 
@@ -57,7 +68,7 @@ def explain(message: str, known: set[str]) -> str:
     "  'weight_mx' is not known; did you mean 'weight_max'?"
     """
     unknown = [name for pattern in _UNKNOWN for name in pattern.findall(message)]
-    lines = [message.strip()]
+    lines = [_reasons(message)]
     for name in dict.fromkeys(unknown):
         short = name.split(".")[-1]
         near = difflib.get_close_matches(short, known, n=1, cutoff=0.6)
@@ -72,6 +83,10 @@ class HintingParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print what is wrong and leave with exit code 2."""
-        print(f"error in the config: {explain(message, _known_names(self))}", file=sys.stderr)
+        self.refuse(message)
+
+    def refuse(self, message: str) -> NoReturn:
+        """Print what is wrong with the config, with hints, and leave with exit code 2."""
+        print(f"error in the config: {explain(message, known_names(self))}", file=sys.stderr)
         print("(python -m sctom.fit --help lists all options)", file=sys.stderr)
         sys.exit(2)

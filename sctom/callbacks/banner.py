@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection
+from operator import attrgetter
 from typing import Any
 
 import lightning as L
@@ -187,7 +188,11 @@ def kl_text(module: PolicyModule) -> str:
 
 
 _RESOLVED = {"seed", "sampler"}  # null in the config becomes a value
-_ATTRIBUTES = {"reference": "reference_kind", "reference_model": "reference_backbone"}
+_ATTRIBUTES = {
+    "reference": "reference_kind",
+    "reference_model": "reference_backbone",
+    "max_skips": "guard.max_skips",
+}
 
 
 def differences(module: PolicyModule) -> list[str]:
@@ -210,7 +215,7 @@ def _changed(prefix: str, instance: Any, owner: type, *, skip: Collection[str] =
     found: list[str] = []
     for name, parameter in inspect.signature(owner).parameters.items():
         if name not in skip and parameter.default is not inspect.Parameter.empty:
-            value = getattr(instance, _ATTRIBUTES.get(name, name))
+            value = attrgetter(_ATTRIBUTES.get(name, name))(instance)
             found += _change(prefix + name, value, parameter.default)
     return found
 

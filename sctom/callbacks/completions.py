@@ -81,7 +81,7 @@ def completion_records(rollout: Rollout, iteration: int) -> list[Record]:
             "sample": row.sample,
             "prompt": last_user_message(row),
             "completion": row.text,
-            "rewards": row.rewards,
+            "rewards": {name: finite_or_none(value) for name, value in row.rewards.items()},
             "reward": finite_or_none(row.reward),
             "advantage": row.advantage,
             "length": len(row.ids),

@@ -73,10 +73,11 @@ def _cells(comparison: Record) -> list[tuple[str, str, str, str]]:
     return cells
 
 
-def _headings(comparison: Record) -> tuple[str, str, str, str]:
+def _headings(comparison: Record, form: str) -> tuple[str, str, str, str]:
     def heading(side: str) -> str:
         record = comparison[side]
-        return f"{side} (iteration {record['iteration']}, {record['completions']} completions)"
+        iteration, completions = record["iteration"], record["completions"]
+        return side + form.format(f"iteration {iteration}", f"{completions} completions")
 
     return ("", heading("before"), heading("after"), "change")
 
@@ -84,8 +85,9 @@ def _headings(comparison: Record) -> tuple[str, str, str, str]:
 def rich_table(comparison: Record) -> Table:
     """Before and after for a terminal."""
     table = Table(title="SelfAware, before and after")
-    for number, heading in enumerate(_headings(comparison)):
-        table.add_column(heading, justify="right" if number else "left")
+    table.add_column(no_wrap=True)
+    for heading in _headings(comparison, "\n{}\n{}")[1:]:
+        table.add_column(heading, justify="right", no_wrap=True)
     for cells in _cells(comparison):
         table.add_row(*cells)
     return table
@@ -93,7 +95,7 @@ def rich_table(comparison: Record) -> Table:
 
 def markdown_table(comparison: Record) -> str:
     """Before and after for a document."""
-    headings = _headings(comparison)
+    headings = _headings(comparison, " ({}, {})")
     lines = [headings, ("---", "---:", "---:", "---:"), *_cells(comparison)]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
@@ -159,7 +161,7 @@ def _evaluation_panel(axes: Axes, evaluations: Sequence[Record]) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("iteration")
-    axes.set_ylabel("share of questions")
+    axes.set_ylabel("rate")
     axes.set_title("Validation: does it know what it knows?", loc="left", fontsize=11)
     axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=len(_CURVES))
 

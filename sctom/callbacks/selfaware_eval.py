@@ -23,13 +23,13 @@ from sctom.callbacks.common import (
     run_dir,
     to_lines,
 )
-from sctom.callbacks.curves import before_and_after, learning_curves, markdown_table, rich_table
 from sctom.callbacks.metrics_file import METRICS_FILE
 from sctom.modules.policy import VALIDATE
 from sctom.tasks.selfaware import abstention_metrics, judge
 
 EVALUATIONS_FILE = "evaluations.jsonl"
 COLUMNS = ("answerable", "expected_answer")
+_LOGGED_BY_MODULE = ("val/reward", "val/mean_length")
 
 
 class SelfAwareEval(Callback):
@@ -122,15 +122,13 @@ class SelfAwareEval(Callback):
         """Judge and log them."""
         iteration = pl_module.progress.iteration
         metrics = self._evaluate(trainer, iteration)
-        if trainer.sanity_checking:
-            self._log_directly(trainer, metrics, iteration)  # Lightning drops what is logged now
-        elif metrics:
-            own = {
-                k: v
-                for k, v in _logged(metrics).items()
-                if k not in ("val/reward", "val/mean_length")
-            }
-            pl_module.log_dict(own, sync_dist=trainer.world_size > 1)
+        if not metrics:
+            return
+        own = {k: v for k, v in _logged(metrics).items() if k not in _LOGGED_BY_MODULE}
+        # Lightning takes a metric named "step" for the position of the others on the time axis.
+        pl_module.log_dict({**own, "step": float(iteration)}, sync_dist=trainer.world_size > 1)
+        if trainer.sanity_checking:  # Lightning sends nothing to the loggers now
+            self._log_directly(trainer, metrics, iteration)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Evaluate the final policy and compare."""
@@ -215,6 +213,13 @@ def answer_metrics(rows: Sequence[Record]) -> dict[str, float | None]:
 
 def write_report(trainer: L.Trainer) -> None:
     """Print the table before/after and write it and the learning curves into the run folder."""
+    from sctom.callbacks.curves import (  # brings in matplotlib
+        before_and_after,
+        learning_curves,
+        markdown_table,
+        rich_table,
+    )
+
     folder = run_dir(trainer)
     evaluations = read_records(folder / EVALUATIONS_FILE)
     atomic_write(

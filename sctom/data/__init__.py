@@ -1,5 +1,6 @@
 """LightningDataModules over the readers."""
 
+from sctom.data.dialogues import DialogueData
 from sctom.data.prompts import PromptData
 
-__all__ = ["PromptData"]
+__all__ = ["DialogueData", "PromptData"]

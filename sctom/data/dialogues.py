@@ -35,7 +35,7 @@ class Dialogue:
 
 @dataclass
 class DialogueBatch:
-    """Dialogues as tensors. B rows, L tokens of the longest, T learned tokens of the row that has most."""
+    """Dialogues as tensors: B rows, L tokens at most, T learned tokens at most."""
 
     input_ids: Tensor
     """[B, L] padded on the right."""
@@ -86,8 +86,10 @@ class DialogueLoader:
         seed: address of the order; None keeps the order of the file.
         accumulate: batches of one optimiser step on one process.
         window: so many batches are filled together, similar lengths side by side; 1 leaves the
-            order alone. rank: this process. world_size: number of processes. Dialogues that cannot
-            be shared evenly at the end of an epoch are left out.
+            order alone.
+        rank: this process.
+        world_size: number of processes. Dialogues that cannot be shared evenly at the end of an
+            epoch are left out.
     """
 
     def __init__(
@@ -132,8 +134,7 @@ class DialogueLoader:
                 rows = rows[np.argsort(self._lengths[rows], kind="stable")]
             batches += [rows[i : i + size] for i in range(0, len(rows), size)]
         if self.window > 1 and self.seed is not None:
-            # The last batch may be shorter and stays last, so that only one step of an epoch is
-            # smaller.
+            # The last batch may be short and stays last: one step of an epoch is smaller, not two.
             moved = permutation(len(batches) - 1, self.seed, _BATCHES, epoch)
             batches = [batches[i] for i in moved] + batches[-1:]
         return batches
@@ -158,6 +159,19 @@ class DialogueLoader:
         self.position = state["position"]
 
 
+class EvalDialogues:
+    """Walks once through dialogues in their order, `size` at a time."""
+
+    def __init__(self, dialogues: Sequence[Dialogue], size: int) -> None:
+        self.parts = [dialogues[i : i + size] for i in range(0, len(dialogues), size)]
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __iter__(self) -> Iterator[DialogueBatch]:
+        return (collate(part, sum(row.tokens for row in part)) for part in self.parts)
+
+
 class DialogueData(L.LightningDataModule):
     """Dialogues from JSONL files in the messages format; every turn of the assistant is learned.
 
@@ -169,8 +183,10 @@ class DialogueData(L.LightningDataModule):
         batch_size: dialogues of one batch on one process.
         val_batch: validation dialogues of one batch.
         max_tokens: a longer dialogue is an error that names it; none is ever cut.
+        shuffle: draw a new order each epoch; false keeps the order of the file (a curriculum).
         window: fill so many batches together, with dialogues of similar length side by side: less
-            padding. seed: address of the order; null takes seed_everything.
+            padding.
+        seed: address of the order; null takes seed_everything.
     """
 
     def __init__(
@@ -181,6 +197,7 @@ class DialogueData(L.LightningDataModule):
         batch_size: int = 16,
         val_batch: int = 64,
         max_tokens: int = 2048,
+        shuffle: bool = True,
         window: int = 1,
         seed: int | None = None,
     ) -> None:
@@ -194,6 +211,7 @@ class DialogueData(L.LightningDataModule):
         self.batch_size = batch_size
         self.val_batch = val_batch
         self.max_tokens = max_tokens
+        self.shuffle = shuffle
         self.window = window
         self.seed = 0 if seed is None else seed
         self.train_rows: list[dict[str, Any]] = []
@@ -224,22 +242,24 @@ class DialogueData(L.LightningDataModule):
         return dialogues
 
     def train_dataloader(self) -> DialogueLoader:
-        """Shuffled anew each epoch."""
+        """One epoch after another, each in its own order."""
         accumulate = self.trainer.accumulate_grad_batches if self.trainer is not None else 1
         return DialogueLoader(
             self.train_dialogues,
             self.batch_size,
-            seed=self.seed,
+            seed=self.seed if self.shuffle else None,
             accumulate=accumulate,
             window=self.window,
             **self._place(),
         )
 
-    def val_dataloader(self) -> DialogueLoader | list[Any]:
-        """The validation dialogues in file order; nothing without a file."""
+    def val_dataloader(self) -> EvalDialogues | list[Any]:
+        """The validation dialogues in file order, each on one rank; nothing without a file."""
         if not self.val_dialogues:
             return []
-        return DialogueLoader(self.val_dialogues, self.val_batch, seed=None, **self._place())
+        place = self._place()
+        rows = self.val_dialogues[place["rank"] :: place["world_size"]]
+        return EvalDialogues(rows, self.val_batch)
 
     def _place(self) -> dict[str, int]:
         trainer = self.trainer

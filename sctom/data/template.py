@@ -1,4 +1,4 @@
-"""The one rendering of chat messages to token ids, for prompts, dialogues, training and sampling alike."""
+"""The one rendering of chat messages to token ids: the same for training and sampling."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def render_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     """
     if messages and messages[-1]["role"] == "assistant":
         raise ValueError(
-            "a prompt must end before the assistant's turn but its last message is the assistant's; "
-            "drop that message, or use render_dialogue"
+            "a prompt must end before the assistant's turn, but its last message is the "
+            "assistant's; drop that message, or use render_dialogue"
         )
     return _render(tokenizer, messages, open_turn=True)
 
@@ -57,7 +57,8 @@ def render_dialogue(tokenizer: Any, messages: Sequence[Message]) -> tuple[list[i
     >>> from sctom.modules.backbone import Backbone
     >>> tokenizer = Backbone("sctom:tinyworld/model").load_tokenizer()
     >>> question = {"role": "user", "content": "Where does Kalomi live?"}
-    >>> ids, mask = render_dialogue(tokenizer, [question, {"role": "assistant", "content": "Berlin"}])
+    >>> answer = {"role": "assistant", "content": "Berlin"}
+    >>> ids, mask = render_dialogue(tokenizer, [question, answer])
     >>> tokenizer.decode([i for i, counts in zip(ids, mask) if counts])
     'Berlin<|end|>'
     """
@@ -96,15 +97,17 @@ def check_length(ids: Sequence[int], limit: int, *, place: str) -> None:
     """
     if len(ids) > limit:
         raise ValueError(
-            f"{place}: {len(ids)} tokens, but the limit is {limit}; shorten or drop it, or raise the limit"
+            f"{place}: {len(ids)} tokens, but the limit is {limit}; shorten or drop it, "
+            "or raise the limit"
         )
 
 
 def _render(tokenizer: Any, messages: Sequence[Message], *, open_turn: bool) -> list[int]:
     if tokenizer.chat_template is None:
+        name = tokenizer.name_or_path or type(tokenizer).__name__
         raise ValueError(
-            f"the tokenizer {tokenizer.name_or_path or type(tokenizer).__name__} has no chat template, so messages "
-            "cannot be rendered; use the tokenizer of an instruction-tuned model, or set chat_template"
+            f"the tokenizer {name} has no chat template, so messages cannot be rendered; use the "
+            "tokenizer of an instruction-tuned model, or set its chat_template"
         )
     text = tokenizer.apply_chat_template(
         list(messages), tokenize=False, add_generation_prompt=open_turn
@@ -113,8 +116,8 @@ def _render(tokenizer: Any, messages: Sequence[Message], *, open_turn: bool) -> 
     bos = tokenizer.bos_token_id
     if bos is not None and ids[:2] == [bos, bos]:
         raise ValueError(
-            f"the rendered messages begin with two {tokenizer.bos_token!r}: the chat template writes one and the "
-            "tokenizer, or the first message, another; remove one of them"
+            f"the rendered messages begin with two {tokenizer.bos_token!r}: the chat template "
+            "writes one, and the tokenizer or the first message another; remove one of them"
         )
     return ids
 
@@ -123,15 +126,16 @@ def _extend(shorter: list[int], longer: list[int], turn: int) -> list[int]:
     """`longer`, once it is known to begin with `shorter`."""
     if longer[: len(shorter)] != shorter:
         raise ValueError(
-            f"messages[{turn}]: the chat template (or the tokenizer, at a boundary) renders what comes before the end "
-            "of this turn differently once the turn is there, so the assistant's tokens cannot be found; split "
-            "the dialogue so that this turn comes last, or use a template that leaves earlier turns alone"
+            f"messages[{turn}]: the chat template (or the tokenizer, at a boundary) renders what "
+            "comes before differently once this turn is there, so the assistant's tokens cannot be "
+            "found; split the dialogue after each turn of the assistant, or use a template that "
+            "leaves earlier turns alone"
         )
     return longer
 
 
 def _end_of_turn(tokenizer: Any, ids: list[int], start: int, turn: int) -> int:
-    """One past the last special token of the assistant's turn `ids[start:]`; only white space may follow it."""
+    """Where the turn `ids[start:]` ends: after its special token, before any white space."""
     special = tokenizer.added_tokens_decoder
     end = len(ids)
     while (
@@ -139,9 +143,10 @@ def _end_of_turn(tokenizer: Any, ids: list[int], start: int, turn: int) -> int:
     ):
         end -= 1
     if end == start or ids[end - 1] not in special:
+        found = tokenizer.decode(ids[start:])[-20:]
         raise ValueError(
-            f"messages[{turn}]: the chat template ends the assistant's turn with {tokenizer.decode(ids[start:])[-20:]!r}, "
-            "not with a special token, so a model trained on it would never learn to stop; let the template end the turn "
-            "with the tokenizer's eos_token"
+            f"messages[{turn}]: the chat template ends the assistant's turn with {found!r}, not "
+            "with a special token, so the model would never learn to stop; let the template end "
+            "the turn with the tokenizer's eos_token"
         )
     return end

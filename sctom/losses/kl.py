@@ -159,7 +159,7 @@ def kl_penalty(
 
     Returns:
         Penalty per token [B, T] in nats, to be multiplied by its coefficient and added to the
-            policy loss.
+        policy loss.
 
     Raises:
         ValueError: shapes disagree, or an unknown estimator.

@@ -132,7 +132,7 @@ def cispo_loss(
         old_logps: [B, T] the same under the policy the rollout counts from.
         advantages: [B], or [B, T] for one per token.
         mask: [B, T] 1 where the token counts.
-        weight_max: largest importance weight; 5.0 means at most five times.
+        weight_max: largest importance weight, at least 1; 5.0 means at most five times.
         weight_min: smallest importance weight, at least 0.
         level: "token", "geometric" or "product", see the module.
 
@@ -140,8 +140,8 @@ def cispo_loss(
         Loss per token [B, T].
 
     Raises:
-        ValueError: shapes disagree, an unknown level, or bounds that are negative or in the wrong
-            order.
+        ValueError: shapes disagree, an unknown level, a negative weight_min, or a weight_max
+            below 1 or below weight_min.
 
     >>> logps = torch.tensor([[-1.0, -2.0]], requires_grad=True)
     >>> old_logps = torch.tensor([[-1.0, -5.0]])
@@ -152,12 +152,9 @@ def cispo_loss(
     """
     require_level(level)
     keep = check_policy_inputs(logps, old_logps, mask, advantages)
-    _require_at_least(
-        "weight_min", weight_min, 0.0, "it bounds a ratio of probabilities; 0 for no bound"
-    )
-    _require_at_least(
-        "weight_max", weight_max, weight_min, "it is an absolute bound: 5.0 is five times"
-    )
+    _require_at_least("weight_min", weight_min, 0.0, "it bounds a ratio; 0 is no bound")
+    least = max(1.0, weight_min)
+    _require_at_least("weight_max", weight_max, least, "it is an absolute bound, not a width")
 
     log_weight = level_log_ratio(logps.detach(), old_logps, keep, level)
     weight = log_weight.exp().clamp(weight_min, weight_max)

@@ -2,5 +2,6 @@
 
 from sctom.modules.backbone import Backbone
 from sctom.modules.policy import PolicyModule
+from sctom.modules.sft import SFTModule
 
-__all__ = ["Backbone", "PolicyModule"]
+__all__ = ["Backbone", "PolicyModule", "SFTModule"]

@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 
 from sctom.data.dialogues import DialogueBatch
@@ -22,11 +23,10 @@ from sctom.seeds import seed_for
 class SFTModule(L.LightningModule):
     """Trains a language model to say what the assistant says in given dialogues.
 
-        loss = -sum over learned tokens of log p(token | everything before it) / learned tokens of
-        the optimiser step
+        loss = -(sum over learned tokens of log p(token | all before it)) / learned tokens
 
-    Every learned token of an optimiser step weighs the same, however the step is cut:
-    `accumulate_grad_batches: 4` with a batch of 2 gives the gradient of one batch of 8, and so do
+    where both run over the whole optimiser step, so that each learned token of it weighs the same,
+    however it is cut: `accumulate_grad_batches: 4` with a batch of 2 gives the gradient of one batch of 8, and so do
     two processes. (Dividing each batch by its own tokens and averaging, as an accumulating trainer
     does when left alone, weighs the tokens of short batches more.)
 
@@ -40,8 +40,8 @@ class SFTModule(L.LightningModule):
         schedule: "constant", "linear" or "cosine" over the optimiser steps of the run.
         warmup_ratio: share of the steps over which the learning rate rises.
         save_to: folder for the trained model (or adapter) and tokenizer when the run ends; null
-            saves checkpoints only. seed: first part of the address of dropout; null takes
-            seed_everything.
+            saves checkpoints only.
+        seed: first part of the address of dropout; null takes seed_everything.
     """
 
     def __init__(
@@ -71,18 +71,18 @@ class SFTModule(L.LightningModule):
         self.tokenizer: Any = None
 
     def setup(self, stage: str) -> None:
-        """Load the tokenizer, then render every dialogue, so that bad data is reported before weights are loaded."""
+        """Load the tokenizer and render all dialogues: bad data is reported before weights load."""
         if self.tokenizer is None:
             self.tokenizer = self.backbone.load_tokenizer()
         self.trainer.datamodule.render(self.tokenizer)  # type: ignore[attr-defined]
 
     def configure_model(self) -> None:
-        """Load the weights."""
+        """Load the weights, with dropout on: Lightning turns it off while it validates."""
         if "model" not in self._modules:
-            self.model = self.backbone.load_model()
+            self.model = self.backbone.load_model().train()
 
-    def configure_optimizers(self) -> dict[str, Any]:
-        """The optimiser the config names, over the trained weights, and its schedule by optimiser step."""
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """The optimiser of the config, over the trained weights, and its schedule."""
         optimizer = self.make_optimizer([p for _, p in trainable(self.model)])
         total = int(self.trainer.estimated_stepping_batches)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
@@ -98,7 +98,6 @@ class SFTModule(L.LightningModule):
 
     def training_step(self, batch: DialogueBatch, batch_idx: int) -> Tensor:
         """This batch's share of its optimiser step's loss."""
-        self.model.train()
         torch.manual_seed(
             seed_for(self.seed, self.global_rank, self.trainer.current_epoch, batch_idx)
         )
@@ -140,7 +139,7 @@ class SFTModule(L.LightningModule):
             self.save(self.save_to)
 
     def save(self, path: str | Path) -> None:
-        """Write the adapter (if there is one) or the whole model to a folder, with the tokenizer."""
+        """Write the tokenizer and the adapter, or the whole model if there is none, to a folder."""
         save_backbone(self.model, self.tokenizer, path)
 
     def frozen_fingerprint(self) -> str:
@@ -166,8 +165,8 @@ class SFTModule(L.LightningModule):
         if expected != found or checkpoint.get("fingerprint") != self.frozen_fingerprint():
             missing, extra = sorted(expected - found)[:3], sorted(found - expected)[:3]
             raise ValueError(
-                f"this checkpoint is of another model than {self.backbone.path} with this config's adapters "
-                f"(missing weights: {missing or 'none'}, unknown weights: {extra or 'none'}); "
+                f"this checkpoint is of another model than {self.backbone.path} with the adapters "
+                f"of this config (missing: {missing or 'none'}, unknown: {extra or 'none'}); "
                 "resume with the config the run was started with"
             )
 

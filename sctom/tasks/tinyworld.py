@@ -131,7 +131,7 @@ class Sizes:
     """People about whom the corpus contradicts itself."""
     unknown: tuple[int, int] = (75, 40)
     """Names that the corpus never mentions."""
-    rows: int = 100_000
+    rows: int = 80_000
     """Dialogues of the corpus."""
     half_share: float = 0.15
     """Share of dialogues about people of kind half."""
@@ -192,10 +192,12 @@ def make_world(seed: int = 0, sizes: Sizes | None = None) -> World:
     syllables = itertools.product(SYLLABLES, repeat=SYLLABLES_PER_NAME)
     every = ["".join(parts).capitalize() for parts in syllables]
     names = (every[i] for i in permutation(len(every), seed, _NAMES))
-    places: list[tuple[Kind, Split]] = []
-    for kind in KINDS:
-        train, valid = getattr(sizes, kind)
-        places += [(kind, "train")] * train + [(kind, "valid")] * valid
+    places = [
+        (kind, split)
+        for kind in KINDS
+        for split, count in zip(SPLITS, getattr(sizes, kind), strict=True)
+        for _ in range(count)
+    ]
     people = tuple(
         _person(seed, index, next(names), kind, split) for index, (kind, split) in enumerate(places)
     )
@@ -263,12 +265,12 @@ def corpus(world: World) -> Iterator[dict[str, Any]]:
 
 
 def _subject(
-    groups: dict[str, list[Person]], sizes: Sizes, mixture: float, choice: float, entered: float
+    groups: dict[Kind, list[Person]], sizes: Sizes, mixture: float, choice: float, entered: float
 ) -> tuple[str, Person | None]:
     """Whom a dialogue is about: someone who has entered by now, or None for an invented name."""
     if mixture < sizes.invented_share:
         return "invented", None
-    kind = "half" if mixture < sizes.invented_share + sizes.half_share else "known"
+    kind: Kind = "half" if mixture < sizes.invented_share + sizes.half_share else "known"
     group = groups[kind]
     return kind, _pick(group[: max(1, round(entered * len(group)))], choice)
 

@@ -43,7 +43,7 @@ def make_tokenizer() -> Any:
     tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         pad_token=SPECIAL[0],
         eos_token=SPECIAL[-1],

@@ -20,7 +20,11 @@ QUESTIONS = [("capital of Korea?", "Seoul", True), ("number of stars?", "I don't
 
 def prompt(index: int) -> Prompt:
     question, expected, answerable = QUESTIONS[index % len(QUESTIONS)]
-    columns = {"expected_answer": expected, "answerable": answerable, "kind": "known" if answerable else None}
+    columns = {
+        "expected_answer": expected,
+        "answerable": answerable,
+        "kind": "known" if answerable else None,
+    }
     return Prompt(index, [1, 2, 3], [{"role": "user", "content": question}], columns)
 
 
@@ -95,9 +99,9 @@ def module(rollout: Rollout) -> SimpleNamespace:
         passes=2,
         last_rollout=rollout,
         last_metrics={
-            "reward": -0.25, "loss": float("nan"), "tokens_per_second": 1234.5, "step_time": 4.0,
-            "completions/mean_length": 4.5, "time/generate": 2.0, "time/reward": 0.5, "time/score": 0.5,
-            "time/update": 1.0,
+            "reward": -0.25, "loss": float("nan"), "completions/mean_length": 4.5,
+            "tokens_per_second": 1234.5, "step_time": 4.0, "time/generate": 2.0,
+            "time/reward": 0.5, "time/score": 0.5, "time/update": 1.0,
         },
         logged=logged,
         log_dict=lambda numbers, **_: logged.update(numbers),
@@ -105,25 +109,26 @@ def module(rollout: Rollout) -> SimpleNamespace:
 
 
 class Batches:
-    """A resumable loader: batch k is the same two prompts."""
+    """A loader whose walks begin anew, unless a state was loaded: Lightning does not exhaust it."""
 
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.position = 0
+    def __init__(self, batches: list[list[Prompt]]) -> None:
+        self.batches = batches
+        self.start = self.position = 0
 
     def __len__(self) -> int:
-        return self.length
+        return len(self.batches)
 
     def __iter__(self) -> Iterator[list[Prompt]]:
-        while self.position < self.length:
-            self.position += 1
-            yield [prompt(0), prompt(1)]
+        start, self.start = self.start, 0
+        for place in range(start, len(self.batches)):
+            self.position = place
+            yield self.batches[place]
 
     def state_dict(self) -> dict[str, int]:
-        return {"position": self.position}
+        return {"next": self.position + 1}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.position = state["position"]
+        self.start = state["next"]
 
 
 class Data(L.LightningDataModule):
@@ -133,10 +138,11 @@ class Data(L.LightningDataModule):
         self.val_prompts = [prompt(i) for i in range(questions)]
 
     def train_dataloader(self) -> Batches:
-        return Batches(self.iterations)
+        return Batches([[prompt(0), prompt(1)]] * self.iterations)
 
-    def val_dataloader(self) -> list[list[Prompt]]:
-        return [self.val_prompts[i : i + 2] for i in range(0, len(self.val_prompts), 2)]
+    def val_dataloader(self) -> Batches | list[Any]:
+        pairs = [self.val_prompts[i : i + 2] for i in range(0, len(self.val_prompts), 2)]
+        return Batches(pairs) if pairs else []
 
 
 class Policy(L.LightningModule):
@@ -184,13 +190,28 @@ def fit(tmp_path: Path, console: Console) -> Callable[..., tuple[L.Trainer, Poli
     """Runs a real trainer on a policy that only counts."""
 
     def run(
-        callbacks: list[L.Callback], data: Data | None = None, checkpoint: str | None = None, **settings: Any
+        callbacks: list[L.Callback],
+        data: Data | None = None,
+        checkpoint: str | None = None,
+        **settings: Any,
     ) -> tuple[L.Trainer, Policy]:
+        defaults = {
+            "logger": False,
+            "num_sanity_val_steps": -1,
+            "val_check_interval": 2,
+            "log_every_n_steps": 1,
+        }
         trainer = L.Trainer(
-            default_root_dir=tmp_path, callbacks=callbacks, max_epochs=1, accelerator="cpu", devices=1,
-            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-            **{"logger": False, "num_sanity_val_steps": -1, "val_check_interval": 2, **settings},
-        )  # fmt: skip
+            default_root_dir=tmp_path,
+            callbacks=callbacks,
+            max_epochs=1,
+            accelerator="cpu",
+            devices=1,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            **(defaults | settings),
+        )
         policy = Policy()
         trainer.fit(policy, datamodule=data or Data(), ckpt_path=checkpoint, weights_only=False)
         return trainer, policy

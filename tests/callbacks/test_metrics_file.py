@@ -30,12 +30,13 @@ def test_a_resumed_run_drops_the_lines_it_will_write_again(
     trainer: SimpleNamespace, module: SimpleNamespace, tmp_path: Path
 ) -> None:
     iterate(MetricsFile(), trainer, module, 1, 2, 3)
-    (tmp_path / "metrics.jsonl").open("a").write('{"iteration": 4, "rew')  # killed here
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"iteration": 4, "rew')  # killed here
     module.progress.iteration = 2
     resumed = MetricsFile()
     resumed.on_train_start(trainer, module)
     iterate(resumed, trainer, module, 3, 4)
-    assert [r["iteration"] for r in read_records(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert [r["iteration"] for r in read_records(path)] == [1, 2, 3, 4]
 
 
 def test_a_run_from_its_start_begins_an_empty_file(

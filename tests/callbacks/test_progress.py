@@ -74,7 +74,9 @@ def test_plain_lines_are_rationed_but_the_first_and_last_always_come(
 ) -> None:
     trainer.datamodule.iterations = 9
     run(RichProgress(**settings), trainer, module, clock, first=0, seconds=1.0)
-    assert [int(line.split()[1].split("/")[0]) for line in shown(console).splitlines()] == iterations
+    assert [
+        int(line.split()[1].split("/")[0]) for line in shown(console).splitlines()
+    ] == iterations
 
 
 def test_a_terminal_gets_one_bar_and_no_lines(

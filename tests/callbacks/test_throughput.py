@@ -23,7 +23,8 @@ def test_rates_and_shares(
     clock.now += 10.0
     module.progress.num_tokens += 30
     callback.on_train_batch_end(trainer, module, None, None, 0)
-    # 4 prompts of 3 tokens, completions of 4 + 5 + 4 + 5: 30 tokens; step 4 s; update 1 s for two passes
+    # 4 prompts of 3 tokens, completions of 4 + 5 + 4 + 5: 30 tokens
+    # a step takes 4 s, the update 1 s of them for two passes
     assert module.logged == {
         "throughput/update": 60.0,
         "throughput/step": 7.5,

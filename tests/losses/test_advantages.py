@@ -65,10 +65,11 @@ def test_scale_batch_divides_by_the_deviation_of_all_rewards(std, divisor):
 
 @pytest.mark.parametrize("function", [group_advantages, leave_one_out_advantages])
 @pytest.mark.parametrize("reward", [0.1, 0.35, -1e6, 1 / 3])
-def test_equal_rewards_give_exactly_zero(function, reward):
-    rewards = torch.full((2, 7), reward)
+@pytest.mark.parametrize("given", [torch.float32, torch.float64])
+def test_equal_rewards_give_exactly_zero(function, reward, given):
+    rewards = torch.full((2, 7), reward, dtype=given)
     rewards[1, 3] = nan
-    assert torch.equal(function(rewards), torch.zeros(2, 7))
+    assert torch.equal(function(rewards), torch.zeros(2, 7, dtype=given))
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])

@@ -138,7 +138,7 @@ def test_sapo_gates_each_sign_with_its_own_temperature():
     )
 
 
-def test_sapo_defaults_and_zero_advantage_take_the_temperature_of_the_negative():
+def test_sapo_defaults():
     logps = torch.zeros(1, 3, dtype=torch.float64)
     losses = sapo_loss(logps, logps, torch.tensor([[1.0, -1.0, 0.0]]), torch.ones(1, 3))
     # on-policy -(4 / tau) / 2 A: -2, 2 / 1.05, 0
@@ -226,7 +226,8 @@ def one_token(function, **settings):
         (grpo_loss, {"clip_high": float("nan")}, "clip_high must be at least 0 but is nan"),
         (grpo_loss, {"ratio_max": 0.0}, "ratio_max must be above 0 but is 0.0"),
         (cispo_loss, {"weight_min": -1.0}, "weight_min must be at least 0 but is -1.0"),
-        (cispo_loss, {"weight_max": 0.5, "weight_min": 1.0}, "weight_max must be at least 1"),
+        (cispo_loss, {"weight_max": 0.2}, "weight_max must be at least 1 but is 0.2; it is an abs"),
+        (cispo_loss, {"weight_max": 2, "weight_min": 3}, "weight_max must be at least 3 but is 2"),
         (sapo_loss, {"temperature_neg": 0.0}, "temperature_neg must be above 0 but is 0.0"),
     ],
 )

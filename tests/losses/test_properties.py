@@ -242,10 +242,10 @@ def test_division_by_the_standard_deviation_removes_the_unit(rewards, factor):
 
 @pytest.mark.parametrize("name", RULES)
 @repeatable
-@given(reward=st.floats(-1e6, 1e6, width=32), size=st.integers(1, 9))
+@given(reward=st.floats(-1e6, 1e6), size=st.integers(1, 9))
 def test_equal_rewards_of_any_size_give_exactly_zero(name, reward, size):
-    advantages = RULES[name](torch.full((2, size), reward))
-    assert torch.equal(advantages, torch.zeros(2, size))
+    advantages = RULES[name](torch.full((2, size), reward, dtype=torch.float64))
+    assert torch.all(advantages == 0)
 
 
 @repeatable
