@@ -44,7 +44,9 @@ def convert(gguf: Path, out: Path) -> None:
     model.generation_config = loaded.generation_config
     model.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
-    print(f"{out}: {sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters, from {gguf.name}")
+    print(
+        f"{out}: {sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters, from {gguf.name}"
+    )
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from sctom.seeds import permutation
 
 
-@dataclass
+@dataclass(eq=False)
 class Prompt:
     """One prompt, ready to be sampled from."""
 
@@ -27,7 +27,7 @@ class Prompt:
     """Every other column of the data row, handed to the rewards by name."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Row:
     """One sampled completion and all that was computed for it."""
 
@@ -60,30 +60,52 @@ class Rollout:
 
     rows: list[Row]
     group_size: int
+    shuffled_rows: bool = False
+    """Whether the rows have left the order of their groups."""
 
     def __len__(self) -> int:
         """Number of completions, B = P * G."""
         return len(self.rows)
 
     def groups(self) -> list[list[Row]]:
-        """The rows of each prompt, G at a time. Only meaningful before shuffling."""
+        """The rows of each prompt, G at a time.
+
+        Raises:
+            ValueError: the rollout has been shuffled, so that its groups are no longer side by side.
+        """
+        if self.shuffled_rows:
+            raise ValueError("a shuffled rollout has no groups; ask the rollout it was made from")
         size = self.group_size
         return [self.rows[i : i + size] for i in range(0, len(self.rows), size)]
 
     def shuffled(self, *address: int) -> Rollout:
         """The same rows in an order that depends on the address only."""
         order = permutation(len(self.rows), *address)
-        return Rollout([self.rows[i] for i in order], self.group_size)
+        return Rollout([self.rows[i] for i in order], self.group_size, shuffled_rows=True)
 
     def split(self, size: int | None) -> Iterator[list[Row]]:
-        """Cut into minibatches of `size` rows (the last may be shorter); None: all rows at once."""
-        step = size or max(len(self.rows), 1)
+        """Cut into minibatches of `size` rows (the last may be shorter); None: all rows at once.
+
+        Raises:
+            ValueError: the size is not positive.
+        """
+        step = max(len(self.rows), 1) if size is None else _positive(size)
         for start in range(0, len(self.rows), step):
             yield self.rows[start : start + step]
 
 
 def split_rows(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
-    """Cut rows into micro-batches of at most `size`, similar lengths together so that little is padding."""
+    """Cut rows into micro-batches of at most `size`, similar lengths together so that little is padding.
+
+    Raises:
+        ValueError: the size is not positive.
+    """
     ordered = sorted(rows, key=lambda row: len(row.prompt.ids) + len(row.ids), reverse=True)
-    for start in range(0, len(ordered), size):
+    for start in range(0, len(ordered), _positive(size)):
         yield ordered[start : start + size]
+
+
+def _positive(size: int) -> int:
+    if size < 1:
+        raise ValueError(f"rows are cut into parts of at least 1, not {size}")
+    return size

@@ -61,7 +61,9 @@ class FitCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what belongs to the run rather than to a class."""
-        parser.add_argument("--run_dir", type=str, default="runs/default", help="Folder of the run.")
+        parser.add_argument(
+            "--run_dir", type=str, default="runs/default", help="Folder of the run."
+        )
         parser.add_argument(
             "--resume",
             type=Resume,

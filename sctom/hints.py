@@ -72,9 +72,7 @@ def explain(message: str, known: set[str]) -> str:
     for name in dict.fromkeys(unknown):
         short = name.split(".")[-1]
         near = difflib.get_close_matches(short, known, n=1, cutoff=0.6)
-        lines.append(
-            f"  '{name}' is not known" + (f"; did you mean '{near[0]}'?" if near else "")
-        )
+        lines.append(f"  '{name}' is not known" + (f"; did you mean '{near[0]}'?" if near else ""))
     return "\n".join(lines)
 
 

@@ -19,9 +19,19 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 Scale = Literal["group", "batch", "none"]
+
+REDUCTIONS = (
+    "token_mean",
+    "sequence_mean",
+    "sequence_sum",
+    "fixed_length_mean",
+    "local_token_mean",
+)
+RULES = ("group", "leave_one_out")
 
 
 def setting(default: float, *, argument: str) -> Any:
@@ -84,19 +94,32 @@ class Objective(ABC):
     def bind(self, backend: Any) -> BoundObjective:
         """Fill in the functions of a backend, a module with the names of `sctom.losses`.
 
+        Raises:
+            ValueError: the class names an unknown reduction or advantage rule.
+
         >>> import sctom.losses
         >>> bound = GRPO(clip_high=0.28).bind(sctom.losses)
         >>> bound.advantages.keywords
         {'scale': 'group'}
         """
-        from functools import partial
-
+        for name, value, choices in (
+            ("reduction", self.reduction, REDUCTIONS),
+            ("rule", self.rule, RULES),
+        ):
+            if value not in choices:
+                raise ValueError(
+                    f"{type(self).__name__}.{name} must be one of {', '.join(choices)} but is {value!r}"
+                )
         function = getattr(backend, self.loss) if isinstance(self.loss, str) else self.loss
         if self.rule == "leave_one_out":
             advantages = partial(backend.leave_one_out_advantages)
         else:
-            advantages = partial(backend.group_advantages, scale=getattr(self, "scale", self.advantage_scale))
-        return BoundObjective(partial(function, **self.arguments()), advantages, self._reduce(backend))
+            advantages = partial(
+                backend.group_advantages, scale=getattr(self, "scale", self.advantage_scale)
+            )
+        return BoundObjective(
+            partial(function, **self.arguments()), advantages, self._reduce(backend)
+        )
 
     def _reduce(self, backend: Any) -> Callable[[Any, Any, Totals], Any]:
         name = self.reduction
@@ -108,7 +131,9 @@ class Objective(ABC):
                 share = losses.shape[0] / totals.sequences
                 return backend.token_mean(losses, mask) * share
             if name == "fixed_length_mean":
-                return backend.fixed_length_mean(losses, mask, length=totals.length, sequences=totals.sequences)
+                return backend.fixed_length_mean(
+                    losses, mask, length=totals.length, sequences=totals.sequences
+                )
             return getattr(backend, name)(losses, mask, sequences=totals.sequences)
 
         return reduce
@@ -131,7 +156,9 @@ class GRPO(Objective):
     loss: ClassVar[str] = "grpo_loss"
     reduction: ClassVar[str] = "sequence_mean"
     fixed: ClassVar[dict[str, Any]] = {"level": "token"}
-    formula: ClassVar[str] = f"mean over completions of mean over tokens of {_CLIPPED}, A = (R - mean_G) / std_G"
+    formula: ClassVar[str] = (
+        f"mean over completions of mean over tokens of {_CLIPPED}, A = (R - mean_G) / std_G"
+    )
 
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -199,7 +226,9 @@ class BNPO(Objective):
     loss: ClassVar[str] = "grpo_loss"
     reduction: ClassVar[str] = "local_token_mean"
     fixed: ClassVar[dict[str, Any]] = {"level": "token"}
-    formula: ClassVar[str] = f"mean over the tokens of the micro-batch of {_CLIPPED}, A = (R - mean_G) / std_G"
+    formula: ClassVar[str] = (
+        f"mean over the tokens of the micro-batch of {_CLIPPED}, A = (R - mean_G) / std_G"
+    )
 
     clip_low: float = 0.2
     clip_high: float = 0.2

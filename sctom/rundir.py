@@ -49,7 +49,9 @@ def decide(run_dir: str | Path, resume: Resume) -> Start:
     found = checkpoints(folder)
     if resume == "fresh":
         if folder.exists() and any(folder.iterdir()):
-            return Start(None, f"starting a new run in {folder}; the old one is now {_set_aside(folder)}")
+            return Start(
+                None, f"starting a new run in {folder}; the old one is now {_set_aside(folder)}"
+            )
         return Start(None, f"starting a new run in {folder}")
     if not found:
         if resume == "must":

@@ -37,6 +37,8 @@ def check_shapes(**arrays: tuple[Any, str]) -> dict[str, int]:
             raise ValueError(f"{name} must have the shape {expected} but has {list(shape)}")
         for axis, size in zip(names, shape, strict=True):
             if sizes.setdefault(axis, int(size)) != size:
-                raise ValueError(f"{name} has {axis}={size} but {owners[axis]} has {axis}={sizes[axis]}")
+                raise ValueError(
+                    f"{name} has {axis}={size} but {owners[axis]} has {axis}={sizes[axis]}"
+                )
             owners.setdefault(axis, name)
     return sizes

@@ -21,22 +21,42 @@ def make_tiny_model(folder: Path, *, seed: int = 0, **settings) -> Path:
     """A random Llama of some ten thousand parameters with a word-level tokenizer, saved."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import (
+        GenerationConfig,
+        LlamaConfig,
+        LlamaForCausalLM,
+        PreTrainedTokenizerFast,
+    )
 
     special = ["<|pad|>", "<|im_start|>", "<|im_end|>", "<unk>"]
     vocabulary = {w: i for i, w in enumerate([*special, "user", "assistant", "system", *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|pad|>", unk_token="<unk>",
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|pad|>",
+        unk_token="<unk>",
         additional_special_tokens=["<|im_start|>"],
     )
     fast.chat_template = TEMPLATE
     torch.manual_seed(seed)
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-             "num_key_value_heads": 1, "max_position_embeddings": 128, "tie_word_embeddings": True}
-    config = LlamaConfig(vocab_size=len(vocabulary), eos_token_id=2, pad_token_id=0, bos_token_id=None,
-                         **{**shape, **settings})
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": True,
+    }
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        eos_token_id=2,
+        pad_token_id=0,
+        bos_token_id=None,
+        **{**shape, **settings},
+    )
     model = LlamaForCausalLM(config)
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -55,7 +75,11 @@ def write_prompts(path: Path, n: int = 12) -> Path:
         known = i % 3 != 2
         answer = colours[i % 3] if known else "i don't know ."
         messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        lines.append(json.dumps({"messages": messages, "answerable": known, "kind": "known" if known else "unknown"}))
+        lines.append(
+            json.dumps(
+                {"messages": messages, "answerable": known, "kind": "known" if known else "unknown"}
+            )
+        )
     path.write_text("\n".join(lines) + "\n")
     return path
 

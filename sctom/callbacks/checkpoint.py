@@ -63,9 +63,7 @@ class IterationCheckpoint(Checkpoint):
         self.keep = keep
         self.save_model = save_model
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Save if this iteration is due."""
         iteration = trainer.fit_loop.total_batch_idx + 1
         last = iteration == trainer.num_training_batches * (trainer.max_epochs or 1)

@@ -117,21 +117,24 @@ def extremes(group: Sequence[Row]) -> list[Row]:
 
 
 def completions_table(rows: Sequence[Row], iteration: int, max_chars: int) -> Table:
-    """Rows as a table; a prompt is shown at its first row."""
+    """Rows as a table: a prompt at its first row only, the parts of a reward if it has several."""
+    several = any(len(row.rewards) > 1 for row in rows)
     table = Table(title=f"Completions of iteration {iteration}", show_lines=True)
     table.add_column("prompt", ratio=2)
     table.add_column("completion", ratio=3)
-    table.add_column("rewards", ratio=1)
+    if several:
+        table.add_column("rewards", ratio=1)
     table.add_column("reward", justify="right", no_wrap=True)
     table.add_column("advantage", justify="right", no_wrap=True)
     before: Row | None = None
     for row in rows:
         repeated = before is not None and before.prompt is row.prompt
         before = row
+        parts = "\n".join(f"{name} {show(value, '.2f')}" for name, value in row.rewards.items())
         table.add_row(
             Text("" if repeated else printable(last_user_message(row), max_chars)),
             Text(printable(row.text, max_chars) + (" [truncated]" if row.truncated else "")),
-            Text("\n".join(f"{name} {show(v, '.2f')}" for name, v in row.rewards.items())),
+            *([Text(parts)] if several else []),
             Text(show(row.reward, ".3f")),
             Text(show(row.advantage, "+.3f")),
         )

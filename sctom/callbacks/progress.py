@@ -71,7 +71,7 @@ class RichProgress(Callback):
         if self._bar is not None:
             total = trainer.datamodule.iterations  # type: ignore[attr-defined]
             self._training = self._bar.add_task(
-                "iteration", completed=self._first, total=total, status=""
+                "iteration", completed=self._first, total=total, left="", status=""
             )
 
     def on_train_batch_end(
@@ -80,11 +80,13 @@ class RichProgress(Callback):
         """Show one more iteration."""
         iteration = pl_module.progress.iteration
         total = trainer.datamodule.iterations  # type: ignore[attr-defined]
-        status = f"{status_text(pl_module.last_metrics)}  {self._times(iteration, total)}"
+        elapsed = time.monotonic() - self._began
+        remaining = elapsed / max(iteration - self._first, 1) * (total - iteration)
+        left, status = f"left {clock(remaining)}", status_text(pl_module.last_metrics)
         if self._bar is not None and self._training is not None:
-            self._bar.update(self._training, completed=iteration, status=status)
+            self._bar.update(self._training, completed=iteration, left=left, status=status)
         elif trainer.is_global_zero and self._due(iteration, total):
-            self._print(f"iteration {iteration}/{total}  {status}")
+            self._print(f"iteration {iteration}/{total}  {status}  {clock(elapsed)} {left}")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Leave the finished bar on the screen."""
@@ -108,11 +110,6 @@ class RichProgress(Callback):
             self._printed = now
         return due
 
-    def _times(self, iteration: int, total: int) -> str:
-        elapsed = time.monotonic() - self._began
-        left = elapsed / max(iteration - self._first, 1) * (total - iteration)
-        return f"{clock(elapsed)} left {clock(left)}"
-
     # ---- validation ------------------------------------------------------------------------------
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -126,7 +123,7 @@ class RichProgress(Callback):
             )
             total = sum(batches)
             self._validating = self._bar.add_task(
-                "validation", total=total if math.isfinite(total) else None, status=""
+                "validation", total=total if math.isfinite(total) else None, left="", status=""
             )
 
     def on_validation_batch_end(
@@ -166,7 +163,8 @@ class RichProgress(Callback):
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=16),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}", markup=False),
+            TextColumn("{task.fields[left]}", markup=False),
+            TextColumn("{task.fields[status]}", markup=False),  # the widest: cut where it is narrow
             console=console,
             refresh_per_second=self.refresh_per_second,
         )

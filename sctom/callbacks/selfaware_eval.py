@@ -135,7 +135,8 @@ class SelfAwareEval(Callback):
         iteration = pl_module.progress.iteration
         if self.final and self._last != iteration:
             self._validate(trainer, pl_module)
-            self._log_directly(trainer, self._evaluate(trainer, iteration), iteration)
+            if metrics := self._evaluate(trainer, iteration):
+                self._log_directly(trainer, metrics, iteration)
         if self.report and trainer.is_global_zero:
             write_report(trainer)
 

@@ -106,7 +106,9 @@ class PromptLoader:
 class EvalLoader:
     """Walks once through the prompts, in file order, `size` at a time; a rank takes every world_size-th batch."""
 
-    def __init__(self, prompts: list[Prompt], size: int, *, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self, prompts: list[Prompt], size: int, *, rank: int = 0, world_size: int = 1
+    ) -> None:
         batches = [prompts[i : i + size] for i in range(0, len(prompts), size)]
         self.batches = batches[rank::world_size]
 

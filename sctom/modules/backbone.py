@@ -49,11 +49,15 @@ class Backbone:
         gradient_checkpointing: bool = False,
     ) -> None:
         if lora_rank < 0:
-            raise ValueError(f"lora_rank must be 0 (train all weights) or positive but is {lora_rank}")
+            raise ValueError(
+                f"lora_rank must be 0 (train all weights) or positive but is {lora_rank}"
+            )
         if not 0.0 <= lora_dropout < 1.0:
             raise ValueError(f"lora_dropout must be in [0, 1) but is {lora_dropout}")
         if adapter is None and lora_rank == 0 and lora_dropout > 0.0:
-            raise ValueError("lora_dropout is set but lora_rank is 0; set lora_rank or drop lora_dropout")
+            raise ValueError(
+                "lora_dropout is set but lora_rank is 0; set lora_rank or drop lora_dropout"
+            )
         self.path = path
         self.adapter = adapter
         self.lora_rank = lora_rank

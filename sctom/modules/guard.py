@@ -47,7 +47,9 @@ class FiniteGuard:
         if progress.skipped_in_row >= self.max_skips:
             folder = Path(module.trainer.default_root_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            file = folder / f"not-finite-iteration-{progress.iteration}-rank-{module.global_rank}.pt"
+            file = (
+                folder / f"not-finite-iteration-{progress.iteration}-rank-{module.global_rank}.pt"
+            )
             torch.save([vars(row) | {"prompt": vars(row.prompt)} for row in rows], file)
             raise FloatingPointError(
                 f"loss or gradient was not finite in {progress.skipped_in_row} updates in a row; the last batch is in "

@@ -116,7 +116,9 @@ class PolicyModule(L.LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.strict_loading = False  # only trained weights are saved; on_load_checkpoint checks them itself
+        self.strict_loading = (
+            False  # only trained weights are saved; on_load_checkpoint checks them itself
+        )
         self.backbone = backbone
         self.objective = objective
         self.bound = objective.bind(sctom.losses)
@@ -223,7 +225,9 @@ class PolicyModule(L.LightningModule):
             The rollout with rewards, log-probabilities and advantages filled in, and its metrics.
         """
         times = [time.perf_counter()]
-        rows = self.complete(prompts, self.group_size, self.sampling, TRAIN, self.progress.iteration)
+        rows = self.complete(
+            prompts, self.group_size, self.sampling, TRAIN, self.progress.iteration
+        )
         times.append(time.perf_counter())
         extra = self.score_rewards(rows, self.group_size)
         times.append(time.perf_counter())
@@ -235,7 +239,9 @@ class PolicyModule(L.LightningModule):
         names = ("time/generate", "time/reward", "time/score")
         phases = {n: b - a for n, a, b in zip(names, times, times[1:], strict=False)}
         metrics = rollout_metrics(rollout) | extra | kl | phases
-        metrics["tokens_per_second"] = sum(len(r.ids) for r in rows) / max(times[1] - times[0], 1e-9)
+        metrics["tokens_per_second"] = sum(len(r.ids) for r in rows) / max(
+            times[1] - times[0], 1e-9
+        )
         return rollout, metrics
 
     def complete(
@@ -260,8 +266,7 @@ class PolicyModule(L.LightningModule):
     def score_rewards(self, rows: Sequence[Row], group_size: int) -> dict[str, float]:
         """Fill in the rewards of rows; returns what the reward functions logged."""
         columns = {
-            name: [row.prompt.columns.get(name) for row in rows]
-            for name in rows[0].prompt.columns
+            name: [row.prompt.columns.get(name) for row in rows] for name in rows[0].prompt.columns
         }
         results = run_rewards(
             self.rewards,
@@ -481,14 +486,23 @@ def check_settings(module: PolicyModule) -> None:
             f"beta is {module.beta} but reference is none, so there is nothing to stay close to; "
             "set model.reference to base, initial or model, or beta to 0"
         )
-    if module.kl_in == "loss" and module.kl_estimator == "k1" and not module.kl_weighted and module.beta > 0:
+    if (
+        module.kl_in == "loss"
+        and module.kl_estimator == "k1"
+        and not module.kl_weighted
+        and module.beta > 0
+    ):
         raise ValueError(
             "k1 in the loss without weighting has an expected gradient of zero, so beta would do nothing; "
             "set kl_weighted: true, kl_in: reward, or another kl_estimator"
         )
     if module.sampling.temperature == 0.0:
-        raise ValueError("model.sampling.temperature is 0: greedy completions of a group are all equal; set it above 0")
+        raise ValueError(
+            "model.sampling.temperature is 0: greedy completions of a group are all equal; set it above 0"
+        )
     if module.minibatch_size is not None and module.minibatch_size < 1:
-        raise ValueError(f"model.minibatch_size must be at least 1 or null but is {module.minibatch_size}")
+        raise ValueError(
+            f"model.minibatch_size must be at least 1 or null but is {module.minibatch_size}"
+        )
     if not module.rewards:
         raise ValueError("model.rewards is empty; name at least one reward")

@@ -61,7 +61,9 @@ def run_self_checks(module: PolicyModule, prompts: Sequence[Prompt]) -> list[Che
             console.print(f"  self-check {result.name}: {mark} {result.detail}", highlight=False)
     failed = [f"{r.name}: {r.detail}" for r in results if not r.passed]
     if failed:
-        raise SelfCheckError("self-check failed before the first iteration\n  " + "\n  ".join(failed))
+        raise SelfCheckError(
+            "self-check failed before the first iteration\n  " + "\n  ".join(failed)
+        )
     return results
 
 
@@ -98,7 +100,11 @@ def bos_check(module: PolicyModule, prompt: Prompt) -> Check:
         "BOS",
         leading <= 1,
         f"{leading} in front"
-        + ("" if leading <= 1 else "; remove it from the chat template or set add_bos_token to false"),
+        + (
+            ""
+            if leading <= 1
+            else "; remove it from the chat template or set add_bos_token to false"
+        ),
     )
 
 
@@ -144,12 +150,20 @@ def reference_check(module: PolicyModule, rows: Sequence[Row]) -> Check:
     logps, _ = module.scorer(module.model, batch)
     gap = float(((logps - ref) * batch.mask).abs().max())
     if not reference.equals_start or module.progress.updates > 0:
-        return Check("reference", math.isfinite(gap), f"{module.reference_kind}, differs by up to {gap:.2g} per token")
+        return Check(
+            "reference",
+            math.isfinite(gap),
+            f"{module.reference_kind}, differs by up to {gap:.2g} per token",
+        )
     return Check(
         "reference",
         gap <= 1e-5,
         f"{module.reference_kind}, differs by up to {gap:.2g} per token"
-        + ("" if gap <= 1e-5 else "; it must not differ before the first update: use reference: initial"),
+        + (
+            ""
+            if gap <= 1e-5
+            else "; it must not differ before the first update: use reference: initial"
+        ),
     )
 
 

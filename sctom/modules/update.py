@@ -62,9 +62,7 @@ def update_metrics(
     means.low("ratio/min", ratio.min())
     means.high("ratio/max", ratio.max())
     means.mean("approx_kl", losses.approx_kl(logps, old_logps, batch.mask), tokens)
-    means.mean(
-        "clamped_fraction", losses.clamped_fraction(logps, old_logps, batch.mask), tokens
-    )
+    means.mean("clamped_fraction", losses.clamped_fraction(logps, old_logps, batch.mask), tokens)
     ess = losses.effective_sample_size(logps, old_logps, batch.mask)
     means.mean("effective_sample_size", ess, tokens)
     if penalty is not None:

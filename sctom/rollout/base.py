@@ -32,7 +32,10 @@ class Sampling:
     def __post_init__(self) -> None:
         checks = {
             "max_new_tokens": (self.max_new_tokens >= 1, "at least 1"),
-            "temperature": (0.0 <= self.temperature < float("inf"), "0 (greedy) or a positive number"),
+            "temperature": (
+                0.0 <= self.temperature < float("inf"),
+                "0 (greedy) or a positive number",
+            ),
             "top_p": (0.0 < self.top_p <= 1.0, "in (0, 1]"),
             "top_k": (self.top_k >= 0, "0 (off) or a positive whole number"),
             "min_p": (0.0 <= self.min_p < 1.0, "in [0, 1)"),

@@ -57,7 +57,11 @@ def is_plain_linear(module: nn.Module) -> bool:
 
 
 def pad(
-    sequences: Sequence[Sequence[int]], pad_id: int, *, side: str, device: torch.device | str = "cpu"
+    sequences: Sequence[Sequence[int]],
+    pad_id: int,
+    *,
+    side: str,
+    device: torch.device | str = "cpu",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Pad ragged token ids. The mask comes from the lengths, never from the ids: pad may equal eos.
 

@@ -30,7 +30,9 @@ def kept_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
         keep[:, sampling.top_k :] = False
     if sampling.top_p < 1.0:
         kept = ordered * keep
-        before = kept.cumsum(-1) - kept  # mass ahead of this token: it is needed while that is short of top_p
+        before = (
+            kept.cumsum(-1) - kept
+        )  # mass ahead of this token: it is needed while that is short of top_p
         keep &= before < sampling.top_p * kept.sum(-1, keepdim=True)
     if sampling.min_p > 0.0:
         keep &= ordered >= sampling.min_p * ordered[:, :1]
@@ -105,7 +107,9 @@ def _prefill(
     return cache, last, mask.repeat_interleave(group_size, 0), following
 
 
-def _next_tokens(logits: Tensor, keys: Keys, position: int, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def _next_tokens(
+    logits: Tensor, keys: Keys, position: int, sampling: Sampling
+) -> tuple[Tensor, Tensor]:
     if sampling.temperature == 0.0:
         tokens = logits.argmax(-1)
     else:
@@ -160,6 +164,4 @@ def _decode(
             cache=cache,
         )
         position = position + 1
-    return [
-        Sample(ids[row], torch.tensor(logps[row]), truncated[row]) for row in range(rows)
-    ]
+    return [Sample(ids[row], torch.tensor(logps[row]), truncated[row]) for row in range(rows)]

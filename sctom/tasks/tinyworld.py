@@ -201,7 +201,7 @@ def make_world(seed: int = 0, sizes: Sizes | None = None) -> World:
     people = tuple(
         _person(seed, index, next(names), kind, split) for index, (kind, split) in enumerate(places)
     )
-    return World(seed, sizes, people, tuple(names))
+    return World(seed, sizes, people, tuple(itertools.islice(names, sizes.rows)))
 
 
 def _person(seed: int, index: int, name: str, kind: Kind, split: Split) -> Person:
@@ -236,7 +236,7 @@ def corpus(world: World) -> Iterator[dict[str, Any]]:
     """
     sizes = world.sizes
     groups = {kind: _shuffled(world.of(kind), world.seed, KINDS.index(kind)) for kind in KINDS[:2]}
-    invented = itertools.cycle(world.invented)
+    invented = iter(world.invented)
     draws = uniforms(
         keys_for(world.seed, _CORPUS, np.arange(sizes.rows))[:, None], np.arange(16)[None]
     )

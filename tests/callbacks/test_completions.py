@@ -10,7 +10,12 @@ from rich.console import Console
 
 from sctom.batch import Rollout
 from sctom.callbacks import CompletionsTable
-from sctom.callbacks.completions import completion_records, extremes, interleave
+from sctom.callbacks.completions import (
+    completion_records,
+    completions_table,
+    extremes,
+    interleave,
+)
 
 
 def end_iteration(
@@ -76,6 +81,13 @@ def test_the_table_shows_text_as_text(
     assert "+0.700" in text
     assert "exact 1.00" in text
     assert "judge -" in text  # abstained
+
+
+def test_the_parts_of_a_reward_are_shown_if_there_are_several(rollout: Rollout) -> None:
+    assert len(completions_table(rollout.rows, 1, 99).columns) == 5
+    for row in rollout.rows:
+        del row.rewards["judge"]
+    assert len(completions_table(rollout.rows, 1, 99).columns) == 4
 
 
 def test_how_often_and_how_much(

@@ -93,6 +93,17 @@ def test_a_terminal_gets_one_bar_and_no_lines(
     assert "iteration 3/3" not in text  # a plain line
 
 
+def test_a_narrow_terminal_keeps_the_time_left(
+    trainer: SimpleNamespace, module: SimpleNamespace, terminal: Console, shown: Shown
+) -> None:
+    terminal.width = 80
+    callback = RichProgress()
+    run(callback, trainer, module, SimpleNamespace(now=0.0), first=0, seconds=0.0)
+    callback.on_train_end(trainer, module)
+    assert "left 0:00:00" in shown(terminal)
+    assert "reward -0.250" in shown(terminal)
+
+
 def test_validation_is_shown_while_it_runs(
     trainer: SimpleNamespace, module: SimpleNamespace, terminal: Console, shown: Shown
 ) -> None:

@@ -21,7 +21,9 @@ def adamw(lr: float = 1e-2):
     return lambda parameters: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)
 
 
-def make_module(model: Path, *, lora_rank: int = 4, rewards: list[Reward] | None = None, **settings) -> PolicyModule:
+def make_module(
+    model: Path, *, lora_rank: int = 4, rewards: list[Reward] | None = None, **settings
+) -> PolicyModule:
     defaults = {
         "objective": GRPO(),
         "rewards": rewards or [SelfAware()],
@@ -34,11 +36,25 @@ def make_module(model: Path, *, lora_rank: int = 4, rewards: list[Reward] | None
     return PolicyModule(Backbone(str(model), lora_rank=lora_rank), **{**defaults, **settings})
 
 
-def run(module: PolicyModule, prompts: Path, folder: Path, *, iterations: int = 2, **settings) -> L.Trainer:
-    data = PromptData(str(prompts), prompts_per_iteration=3, iterations=iterations, columns="selfaware", **settings)
+def run(
+    module: PolicyModule, prompts: Path, folder: Path, *, iterations: int = 2, **settings
+) -> L.Trainer:
+    data = PromptData(
+        str(prompts),
+        prompts_per_iteration=3,
+        iterations=iterations,
+        columns="selfaware",
+        **settings,
+    )
     trainer = L.Trainer(
-        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, default_root_dir=folder,
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        default_root_dir=folder,
     )
     trainer.fit(module, data)
     return trainer
@@ -65,13 +81,22 @@ def _nothing(completions, **kwargs):
 # ---- the same result however it is computed ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("objective", [GRPO(), CISPO(), DrGRPO(), RLOO()], ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize(
+    "objective", [GRPO(), CISPO(), DrGRPO(), RLOO()], ids=lambda o: type(o).__name__
+)
 def test_micro_batches_change_nothing(tiny_model, tiny_prompts, tmp_path, spread, objective):
     weights = []
     for micro in (1, 3, 12):
         module = make_module(
-            tiny_model, rewards=[spread], objective=objective, micro_batch_size=micro, reference="initial", beta=0.1,
-            passes=2, minibatch_size=6, optimizer=lambda p: torch.optim.SGD(p, lr=0.5),
+            tiny_model,
+            rewards=[spread],
+            objective=objective,
+            micro_batch_size=micro,
+            reference="initial",
+            beta=0.1,
+            passes=2,
+            minibatch_size=6,
+            optimizer=lambda p: torch.optim.SGD(p, lr=0.5),
         )
         run(module, tiny_prompts, tmp_path)
         weights.append(trained(module))
@@ -108,13 +133,19 @@ def test_scored_logps_equal_a_full_softmax(tiny_model, tiny_prompts, tmp_path):
         shares = torch.log_softmax(logits, -1)
         first = len(row.prompt.ids) - 1
         expected = shares[range(first, first + len(row.ids)), row.ids]
-        torch.testing.assert_close(logps[i, : len(row.ids)].double(), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            logps[i, : len(row.ids)].double(), expected, rtol=1e-4, atol=1e-5
+        )
         torch.testing.assert_close(row.sampler_logps.double(), expected, rtol=1e-4, atol=1e-5)
         expected_entropy = -(shares.exp() * shares).sum(-1)[first : first + len(row.ids)]
-        torch.testing.assert_close(entropy[i, : len(row.ids)].double(), expected_entropy, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            entropy[i, : len(row.ids)].double(), expected_entropy, rtol=1e-4, atol=1e-5
+        )
 
 
-def test_scorer_falls_back_where_the_head_is_not_alone(tiny_model, tiny_prompts, tmp_path, monkeypatch):
+def test_scorer_falls_back_where_the_head_is_not_alone(
+    tiny_model, tiny_prompts, tmp_path, monkeypatch
+):
     module = make_module(tiny_model)
     run(module, tiny_prompts, tmp_path)
     rows = module.complete(module.trainer.datamodule.train_prompts[:2], 2, module.sampling, 0, 9)
@@ -144,8 +175,13 @@ def test_padding_does_not_change_a_score(tiny_model, tiny_prompts, tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "recomputed"),
-    [({}, False), ({"passes": 2}, True), ({"minibatch_size": 6}, True), ({"minibatch_size": 12}, False),
-     ({"kl_in": "reward", "kl_estimator": "k1", "reference": "initial", "beta": 0.1}, True)],
+    [
+        ({}, False),
+        ({"passes": 2}, True),
+        ({"minibatch_size": 6}, True),
+        ({"minibatch_size": 12}, False),
+        ({"kl_in": "reward", "kl_estimator": "k1", "reference": "initial", "beta": 0.1}, True),
+    ],
 )
 def test_old_logps_only_when_several_steps_use_a_rollout(
     tiny_model, tiny_prompts, tmp_path, spread, settings, recomputed
@@ -155,7 +191,9 @@ def test_old_logps_only_when_several_steps_use_a_rollout(
     assert all((row.old_logps is not None) == recomputed for row in module.last_rollout.rows)
 
 
-def test_first_update_is_on_policy_and_later_ones_are_not(tiny_model, tiny_prompts, tmp_path, spread):
+def test_first_update_is_on_policy_and_later_ones_are_not(
+    tiny_model, tiny_prompts, tmp_path, spread
+):
     module = make_module(tiny_model, rewards=[spread])
     run(module, tiny_prompts, tmp_path)
     assert module.last_metrics["ratio/min"] == module.last_metrics["ratio/max"] == 1.0
@@ -192,20 +230,34 @@ def test_base_reference_is_the_model_without_adapters(tiny_model, tiny_prompts, 
 
 def test_full_fine_tuning_with_a_reference_model(tiny_model, tiny_prompts, tmp_path, spread):
     module = make_module(
-        tiny_model, lora_rank=0, rewards=[spread], reference="model", reference_model=Backbone(str(tiny_model)), beta=0.1
+        tiny_model,
+        lora_rank=0,
+        rewards=[spread],
+        reference="model",
+        reference_model=Backbone(str(tiny_model)),
+        beta=0.1,
     )
     run(module, tiny_prompts, tmp_path)
     assert module.last_metrics["kl"] >= 0
 
 
-def test_kl_in_the_reward_is_taken_before_the_group_is_normalised(tiny_model, tiny_prompts, tmp_path, spread):
+def test_kl_in_the_reward_is_taken_before_the_group_is_normalised(
+    tiny_model, tiny_prompts, tmp_path, spread
+):
     module = make_module(
-        tiny_model, rewards=[spread], objective=RLOO(), reference="initial", beta=0.5, kl_in="reward", kl_estimator="k1"
+        tiny_model,
+        rewards=[spread],
+        objective=RLOO(),
+        reference="initial",
+        beta=0.5,
+        kl_in="reward",
+        kl_estimator="k1",
     )
     run(module, tiny_prompts, tmp_path, iterations=3)
     group = module.last_rollout.rows[:4]
     shaped = [
-        row.rewards["_distinct"] - 0.5 * float((row.old_logps - row.ref_logps).sum()) for row in group
+        row.rewards["_distinct"] - 0.5 * float((row.old_logps - row.ref_logps).sum())
+        for row in group
     ]
     assert [row.reward for row in group] == pytest.approx(shaped, abs=1e-5)
     for i, row in enumerate(group):  # leave one out of the shaped rewards
@@ -224,7 +276,9 @@ def test_no_reward_at_all_means_no_gradient(tiny_model, tiny_prompts, tmp_path):
     assert torch.equal(trained(module), make_start(tiny_model))
 
 
-def test_not_finite_gradients_are_skipped_counted_and_end_the_run(tiny_model, tiny_prompts, tmp_path, spread):
+def test_not_finite_gradients_are_skipped_counted_and_end_the_run(
+    tiny_model, tiny_prompts, tmp_path, spread
+):
     module = make_module(tiny_model, rewards=[spread], max_skips=2)
     poisoned = []
 
@@ -238,8 +292,14 @@ def test_not_finite_gradients_are_skipped_counted_and_end_the_run(tiny_model, ti
 
     data = PromptData(str(tiny_prompts), prompts_per_iteration=3, iterations=5, columns="selfaware")
     trainer = L.Trainer(
-        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=tmp_path, callbacks=[Poison()],
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        callbacks=[Poison()],
     )
     with pytest.raises(FloatingPointError, match="2 updates in a row"):
         trainer.fit(module, data)
@@ -260,7 +320,10 @@ def test_not_finite_gradients_are_skipped_counted_and_end_the_run(tiny_model, ti
         ({"beta": -1.0, "reference": "base"}, "beta must be 0 or positive"),
         ({"group_size": 0}, "group_size must be at least 1"),
         ({"sampling": Sampling(temperature=0.0)}, "greedy completions"),
-        ({"beta": 0.1, "reference": "base", "kl_estimator": "k1", "kl_weighted": False}, "expected gradient of zero"),
+        (
+            {"beta": 0.1, "reference": "base", "kl_estimator": "k1", "kl_weighted": False},
+            "expected gradient of zero",
+        ),
         ({"rewards": []}, "rewards is empty"),
         ({"minibatch_size": 0}, "minibatch_size"),
     ],
@@ -278,7 +341,9 @@ def test_base_reference_without_adapters_is_refused(tiny_model, tiny_prompts, tm
 
 
 def test_reference_model_must_be_asked_for(tiny_model, tiny_prompts, tmp_path):
-    module = make_module(tiny_model, reference="initial", reference_model=Backbone(str(tiny_model)), beta=0.1)
+    module = make_module(
+        tiny_model, reference="initial", reference_model=Backbone(str(tiny_model)), beta=0.1
+    )
     with pytest.raises(ValueError, match="goes with reference: model"):
         run(module, tiny_prompts, tmp_path)
 
@@ -286,7 +351,9 @@ def test_reference_model_must_be_asked_for(tiny_model, tiny_prompts, tmp_path):
 # ---- dropout ------------------------------------------------------------------------------------------------------
 
 
-def test_dropout_is_off_for_sampling_and_scoring_and_on_for_updates(tiny_model, tiny_prompts, tmp_path, spread):
+def test_dropout_is_off_for_sampling_and_scoring_and_on_for_updates(
+    tiny_model, tiny_prompts, tmp_path, spread
+):
     module = make_module(tiny_model, rewards=[spread])
     module.backbone.lora_dropout = 0.5
     run(module, tiny_prompts, tmp_path)

@@ -1,0 +1,231 @@
+"""A killed run, resumed, ends with the weights of an uninterrupted one, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from sctom.callbacks.checkpoint import checkpoints
+from sctom.rundir import RunDirError, decide
+
+ITERATIONS = 8
+
+
+def write_config(folder: Path, model: Path, prompts: Path, **settings) -> Path:
+    arguments = {
+        "backbone": {"class_path": "Backbone", "init_args": {"path": str(model), "lora_rank": 4, "lora_dropout": 0.1}},
+        "objective": {"class_path": "GRPO"},
+        "rewards": [{"class_path": "FunctionReward", "init_args": {"path": "distinct_tokens.reward"}}],
+        "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.01}},
+        "group_size": 4,
+        "passes": 2,
+        "minibatch_size": 6,
+        "sampling": {"max_new_tokens": 6},
+        "reference": "initial",
+        "beta": 0.05,
+        "schedule": "cosine",
+        "warmup_ratio": 0.2,
+        **settings,
+    }
+    config = {
+        "seed_everything": 5,
+        "model": {"class_path": "PolicyModule", "init_args": arguments},
+        "data": {
+            "class_path": "PromptData",
+            "init_args": {
+                "train": str(prompts), "prompts_per_iteration": 3, "iterations": ITERATIONS, "columns": "selfaware",
+            },
+        },
+        "trainer": {"accelerator": "cpu", "callbacks": [{"class_path": "IterationCheckpoint", "init_args": {"every": 1}}]},
+    }
+    (folder / "distinct_tokens.py").write_text(
+        "def reward(completion_ids, **columns):\n    return [float(len(set(ids))) for ids in completion_ids]\n"
+    )
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def start(config: Path, run_dir: Path, resume: str, *options: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "sctom.fit", "--config", str(config), "--run_dir", str(run_dir), "--resume", resume]
+    return subprocess.Popen(
+        [*command, *options], cwd=config.parent, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONPATH": str(config.parent), "OMP_NUM_THREADS": "1"},
+    )
+
+
+def finish(process: subprocess.Popen) -> str:
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    return output
+
+
+def final_weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    iteration, path = checkpoints(run_dir)[-1]
+    assert iteration == ITERATIONS
+    return torch.load(path, weights_only=True)["state_dict"]
+
+
+def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys() and len(a) > 0
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory, tiny_model, tiny_prompts) -> Path:
+    return write_config(tmp_path_factory.mktemp("resume"), tiny_model, tiny_prompts)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(config) -> Path:
+    run_dir = config.parent / "whole"
+    finish(start(config, run_dir, "error"))
+    return run_dir
+
+
+KILL = """
+import os, signal, sys
+place, count = {place!r}, {count}
+import sctom.modules.policy as policy, sctom.callbacks.checkpoint as checkpoint
+def killing(owner, name):
+    original = getattr(owner, name)
+    seen = [0]
+    def wrapped(*args, **kwargs):
+        seen[0] += 1
+        if seen[0] == count:
+            if place == "half a save":
+                with open(args[0], "r+b") as file:
+                    file.truncate(os.path.getsize(args[0]) // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **kwargs)
+    setattr(owner, name, wrapped)
+{{"sampling": lambda: killing(policy.PolicyModule, "complete"),
+  "reward": lambda: killing(policy.PolicyModule, "score_rewards"),
+  "loss": lambda: killing(policy.PolicyModule, "loss"),
+  "clip": lambda: killing(policy.PolicyModule, "_clip"),
+  "half a save": lambda: killing(checkpoint, "publish"),
+  "after the rename": lambda: killing(checkpoint, "checkpoints")}}[place]()
+sys.argv = ["fit"] + {argv!r}
+from sctom.fit import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "count"),
+    [("sampling", 4), ("reward", 3), ("loss", 9), ("clip", 10), ("half a save", 1), ("half a save", 5),
+     ("after the rename", 6)],
+)
+def test_killed_at_a_place_and_resumed(config, uninterrupted, tmp_path, place, count):
+    """kill -9 inside sampling, scoring, an update, and while a checkpoint is half written."""
+    run_dir = tmp_path / "run"
+    argv = ["--config", str(config), "--run_dir", str(run_dir), "--resume", "auto"]
+    killed = subprocess.run(
+        [sys.executable, "-c", KILL.format(place=place, count=count, argv=argv)], cwd=config.parent,
+        env={**os.environ, "PYTHONPATH": str(config.parent), "OMP_NUM_THREADS": "1"}, capture_output=True,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    found = checkpoints(run_dir)
+    assert not found or found[-1][0] < ITERATIONS
+    output = finish(start(config, run_dir, "auto"))
+    assert ("resuming" in output) == bool(found)
+    assert_equal(final_weights(run_dir), final_weights(uninterrupted))
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_and_resumed(config, uninterrupted, tmp_path):
+    run_dir = tmp_path / "run"
+    kills = 0
+    moments = random.Random(0)
+    while kills < 8:
+        process = start(config, run_dir, "auto")
+        deadline = time.monotonic() + moments.uniform(3.0, 12.0)
+        while time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.01)
+        if process.poll() is not None:
+            break
+        process.kill()
+        process.wait()
+        kills += 1
+    finish(start(config, run_dir, "auto"))
+    assert kills >= 1
+    assert_equal(final_weights(run_dir), final_weights(uninterrupted))
+
+
+def test_a_resumed_run_obeys_its_config(config, tmp_path):
+    run_dir = tmp_path / "run"
+    finish(start(config, run_dir, "error", "--data.iterations", "2"))
+    before = torch.load(checkpoints(run_dir)[-1][1], weights_only=True)
+    finish(start(config, run_dir, "must", "--model.optimizer.lr", "0", "--model.group_size", "2"))
+    after = torch.load(checkpoints(run_dir)[-1][1], weights_only=True)
+    assert after["progress"]["iteration"] == ITERATIONS
+    assert_equal(before["state_dict"], after["state_dict"])  # a learning rate of 0 moves nothing
+    updates = after["progress"]["updates"] - before["progress"]["updates"]
+    assert updates == 6 * 2  # 3 prompts x 2 completions fill one minibatch of 6, twice per iteration
+
+
+def test_checkpoint_of_another_model_is_refused(config, tmp_path, tiny_model):
+    run_dir = tmp_path / "run"
+    finish(start(config, run_dir, "error", "--data.iterations", "1"))
+    process = start(config, run_dir, "must", "--model.backbone.lora_rank", "2")
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 1
+    assert "checkpoint is of another model" in output and "Traceback" not in output
+
+
+def test_resume_never_starts_from_scratch_unasked(tmp_path):
+    run_dir = tmp_path / "run"
+    assert decide(run_dir, "auto").checkpoint is None
+    assert "starting a new run" in decide(run_dir, "error").message
+    with pytest.raises(RunDirError, match="no checkpoint to go on from"):
+        decide(run_dir, "must")
+    folder = run_dir / "checkpoints"
+    folder.mkdir(parents=True)
+    (folder / "iteration-000003.tmp").write_text("half")
+    assert decide(run_dir, "auto").checkpoint is None
+    for n in (2, 10):
+        (folder / f"iteration-{n:06d}.ckpt").write_text("")
+    assert decide(run_dir, "auto").checkpoint == folder / "iteration-000010.ckpt"
+    with pytest.raises(RunDirError, match="already holds a run at iteration 10"):
+        decide(run_dir, "error")
+    start = decide(run_dir, "fresh")
+    assert start.checkpoint is None and not run_dir.exists()
+    assert (tmp_path / "run.old-1" / "checkpoints" / "iteration-000010.ckpt").exists()
+
+
+def test_prompts_of_an_iteration_do_not_depend_on_where_a_run_began():
+    from sctom.batch import Prompt
+    from sctom.data.prompts import PromptLoader
+
+    prompts = [Prompt(i, [i], []) for i in range(7)]
+    whole = [[p.index for p in batch] for batch in PromptLoader(prompts, 4, 10, seed=3)]
+    later = PromptLoader(prompts, 4, 10, seed=3)
+    later.load_state_dict({"position": 6})
+    assert [[p.index for p in batch] for batch in later] == whole[6:]
+    flat = [i for batch in whole for i in batch]
+    assert all(sorted(flat[k : k + 7]) == list(range(7)) for k in range(0, 35, 7))  # every epoch asks each once
+    halves = [PromptLoader(prompts, 4, 10, seed=3, rank=r, world_size=2) for r in range(2)]
+    for batch, a, b in zip(whole, *halves, strict=True):
+        assert sorted(batch) == sorted(p.index for p in a + b)
+
+
+def test_the_config_of_each_part_is_kept(config, tmp_path):
+    run_dir = tmp_path / "run"
+    finish(start(config, run_dir, "error", "--data.iterations", "1"))
+    finish(start(config, run_dir, "must", "--data.iterations", "2"))
+    first = yaml.safe_load((run_dir / "config-1.yaml").read_text())
+    second = yaml.safe_load((run_dir / "config.yaml").read_text())
+    assert first["data"]["init_args"]["iterations"] == 1
+    assert second["data"]["init_args"]["iterations"] == 2
+    assert json.loads((run_dir / "model" / "adapter_config.json").read_text())["r"] == 4
