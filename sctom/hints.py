@@ -22,8 +22,13 @@ _UNKNOWN = (
 
 
 def _classes(module: Any) -> list[type]:
-    classes = [value for value in vars(module).values() if inspect.isclass(value)]
-    return [cls for cls in classes if not issubclass(cls, BaseException)]
+    return [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value)
+        and value.__module__.startswith("sctom")
+        and not issubclass(value, BaseException)
+    ]
 
 
 def known_names(parser: LightningArgumentParser) -> set[str]:

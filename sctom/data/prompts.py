@@ -135,6 +135,7 @@ class PromptData(L.LightningDataModule):
         columns: "plain": a last assistant message becomes the column `answer`; "selfaware": the columns of the SC-TOM
             rewards (expected_answer, is_unanswerable, answerable, ...).
         system: replaces the system message of every row (or is put in front of it); null leaves the rows alone.
+        shots: turns put in front of every prompt, after the system message: examples of a question and its answer.
         seed: address of the order of the prompts; null takes seed_everything.
     """
 
@@ -150,6 +151,7 @@ class PromptData(L.LightningDataModule):
         max_prompt_tokens: int = 1024,
         columns: Columns = "plain",
         system: str | None = None,
+        shots: list[dict[str, str]] | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -170,6 +172,9 @@ class PromptData(L.LightningDataModule):
         self.max_prompt_tokens = max_prompt_tokens
         self.columns: Columns = columns
         self.system = system
+        self.shots = shots or []
+        if self.shots:
+            readers.check_messages({"messages": self.shots}, "data.shots")
         self.seed = 0 if seed is None else seed
         self.train_rows: list[dict[str, Any]] = []
         self.val_rows: list[dict[str, Any]] = []
@@ -185,11 +190,16 @@ class PromptData(L.LightningDataModule):
         file = resolve(path)
         rows = readers.read_jsonl(file)
         for number, row in enumerate(rows, start=1):
-            messages = readers.check_messages(row, f"{file}:{number}")
-            if self.system is not None:
-                rest = messages[1:] if messages[0]["role"] == "system" else messages
-                row["messages"] = [{"role": "system", "content": self.system}, *rest]
+            row["messages"] = self._framed(readers.check_messages(row, f"{file}:{number}"))
         return [_CONVERTERS[self.columns](row) for row in rows]
+
+    def _framed(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+        """The messages with the run's system message and examples in place."""
+        system = [m for m in messages if m["role"] == "system"]
+        turns = [m for m in messages if m["role"] != "system"]
+        if self.system is not None:
+            system = [{"role": "system", "content": self.system}]
+        return [*system, *self.shots, *turns]
 
     def render(self, tokenizer: Any) -> None:
         """Turn every row into token ids; called by the module, which owns the tokenizer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,13 +19,14 @@ import sctom.losses
 from sctom.batch import Prompt, Rollout, Row, split_rows
 from sctom.modules.backbone import Backbone, fingerprint, stop_ids, trainable
 from sctom.modules.guard import FiniteGuard
+from sctom.modules.longer import go_on_if_longer
 from sctom.modules.metrics import Means, peak_memory_mib, rollout_metrics
 from sctom.modules.reference import Reference, ReferenceKind, make_reference
 from sctom.modules.schedule import ScheduleName, learning_rate_factor
 from sctom.modules.scoring import MicroBatch, Scorer, collate
 from sctom.modules.update import policy_loss, update_metrics
 from sctom.objectives import Objective, Totals
-from sctom.rewards import Reward, combine, run_rewards
+from sctom.rewards import Reward, check_rewards, combine, run_rewards
 from sctom.rollout import LocalSampler, Sampler, Sampling
 from sctom.seeds import seed_for
 
@@ -162,7 +164,11 @@ class PolicyModule(L.LightningModule):
         """Load the tokenizer, then render every prompt, so that bad data is reported before any weight is loaded."""
         if self.tokenizer is None:
             self.tokenizer = self.backbone.load_tokenizer()
-        self.trainer.datamodule.render(self.tokenizer)  # type: ignore[attr-defined]
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        data.render(self.tokenizer)
+        if stage == "fit":
+            check_fit(self, data.prompts_per_iteration, self.trainer.world_size)
+            check_rewards(self.rewards, data.train_prompts[0].columns)
 
     def configure_model(self) -> None:
         """Load the weights and freeze the reference."""
@@ -417,12 +423,13 @@ class PolicyModule(L.LightningModule):
     # ---- reporting and validation -------------------------------------------------------------------------------
 
     def _report(self, rollout: Rollout, metrics: dict[str, float]) -> None:
-        seen = sum(len(r.prompt.ids) + len(r.ids) for r in rollout.rows)
-        self.progress.num_tokens += seen * self.trainer.world_size
+        seen = torch.tensor(sum(len(r.prompt.ids) + len(r.ids) for r in rollout.rows))
+        self.progress.num_tokens += int(self.all_gather(seen.to(self.device)).sum())
         metrics["num_tokens"] = float(self.progress.num_tokens)
         metrics["skipped_updates"] = float(self.progress.skipped)
         self.last_rollout, self.last_metrics = rollout, metrics
-        self.log_dict(metrics, on_step=True, sync_dist=self.trainer.world_size > 1)
+        position = {"step": float(self.progress.iteration)}  # what Lightning takes for the x-axis
+        self.log_dict(metrics | position, on_step=True)
 
     def validation_step(self, prompts: list[Prompt], batch_idx: int) -> Rollout:
         """Sample and score validation prompts with their own settings and their own draws."""
@@ -468,6 +475,7 @@ class PolicyModule(L.LightningModule):
                 "resume with the config the run was started with, or start a fresh run in another run_dir"
             )
         self.progress = Progress(**checkpoint["progress"])
+        go_on_if_longer(checkpoint, self.trainer)
 
 
 def check_settings(module: PolicyModule) -> None:
@@ -476,6 +484,11 @@ def check_settings(module: PolicyModule) -> None:
     Raises:
         ValueError: naming the setting, what was found and the remedy.
     """
+    if module.group_size == 1:
+        raise ValueError(
+            "model.group_size is 1: a completion is compared with the others of its group, so alone its advantage is "
+            "always 0; set group_size to 2 or more"
+        )
     for name in ("group_size", "micro_batch_size", "passes", "val_samples"):
         if getattr(module, name) < 1:
             raise ValueError(f"model.{name} must be at least 1 but is {getattr(module, name)}")
@@ -506,3 +519,25 @@ def check_settings(module: PolicyModule) -> None:
         )
     if not module.rewards:
         raise ValueError("model.rewards is empty; name at least one reward")
+    if not module.sampling.full_support:
+        warnings.warn(
+            "top_p, top_k or min_p cut the sampled distribution, but log-probabilities are those of the whole one, so "
+            "the importance ratio is biased by the mass cut off; leave them at 1, 0 and 0 for training",
+            stacklevel=2,
+        )
+
+
+def check_fit(module: PolicyModule, prompts_per_iteration: int, world_size: int) -> None:
+    """Refuse minibatches that do not divide a rollout: a smaller last one would weigh its completions more.
+
+    Raises:
+        ValueError: naming the sizes that fit.
+    """
+    rows = prompts_per_iteration * module.group_size // world_size
+    size = module.minibatch_size
+    if size is not None and rows % size:
+        fitting = ", ".join(str(n) for n in range(1, rows + 1) if rows % n == 0)
+        raise ValueError(
+            f"{rows} completions of an iteration ({prompts_per_iteration} prompts x {module.group_size} on {world_size} "
+            f"process(es)) cannot be split into minibatches of {size}; set model.minibatch_size to one of {fitting}"
+        )

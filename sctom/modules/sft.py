@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,9 @@ class SFTModule(L.LightningModule):
         loss = -(sum over learned tokens of log p(token | all before it)) / learned tokens
 
     where both run over the whole optimiser step, so that each learned token of it weighs the same,
-    however it is cut: `accumulate_grad_batches: 4` with a batch of 2 gives the gradient of one batch of 8, and so do
-    two processes. (Dividing each batch by its own tokens and averaging, as an accumulating trainer
-    does when left alone, weighs the tokens of short batches more.)
+    however it is cut: `accumulate_grad_batches: 4` with a batch of 2 gives the gradient of one
+    batch of 8, and so do two processes. (Dividing each batch by its own tokens and averaging, as an
+    accumulating trainer does when left alone, weighs the tokens of short batches more.)
 
     Logs, of each optimiser step's last batch: train/loss (of that batch), train/entropy,
     train/tokens (learned tokens of the step), train/learning_rate; on validation data val/loss and
@@ -39,8 +40,6 @@ class SFTModule(L.LightningModule):
         optimizer: optimiser of the trained weights.
         schedule: "constant", "linear" or "cosine" over the optimiser steps of the run.
         warmup_ratio: share of the steps over which the learning rate rises.
-        save_to: folder for the trained model (or adapter) and tokenizer when the run ends; null
-            saves checkpoints only.
         seed: first part of the address of dropout; null takes seed_everything.
     """
 
@@ -51,7 +50,6 @@ class SFTModule(L.LightningModule):
         *,
         schedule: ScheduleName = "cosine",
         warmup_ratio: float = 0.03,
-        save_to: str | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -64,7 +62,6 @@ class SFTModule(L.LightningModule):
         self.make_optimizer = optimizer
         self.schedule: ScheduleName = schedule
         self.warmup_ratio = warmup_ratio
-        self.save_to = save_to
         self.seed = 0 if seed is None else seed
         self.scorer = Scorer(temperature=1.0)
         self.model: nn.Module
@@ -84,7 +81,7 @@ class SFTModule(L.LightningModule):
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """The optimiser of the config, over the trained weights, and its schedule."""
         optimizer = self.make_optimizer([p for _, p in trainable(self.model)])
-        total = int(self.trainer.estimated_stepping_batches)
+        total = self.total_steps()
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer,
             lambda update: learning_rate_factor(
@@ -95,6 +92,19 @@ class SFTModule(L.LightningModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
+
+    def total_steps(self) -> int:
+        """Optimiser steps of the whole run, for the schedule.
+
+        `Trainer.estimated_stepping_batches` would set up the data before a checkpoint is read, and
+        the position in it would then be lost on resuming.
+        """
+        trainer = self.trainer
+        batches = len(trainer.datamodule.train_dataloader())  # type: ignore[attr-defined]
+        limit = trainer.limit_train_batches
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        steps = math.ceil(batches / trainer.accumulate_grad_batches) * (trainer.max_epochs or 1)
+        return steps if trainer.max_steps < 0 else min(steps, trainer.max_steps)
 
     def training_step(self, batch: DialogueBatch, batch_idx: int) -> Tensor:
         """This batch's share of its optimiser step's loss."""
@@ -132,11 +142,6 @@ class SFTModule(L.LightningModule):
             "val/token_accuracy": token_mean(hits, batch.mask),
         }
         self.log_dict(numbers, batch_size=int(batch.mask.sum()), sync_dist=True)
-
-    def on_train_end(self) -> None:
-        """Save what was trained, if the config says where to."""
-        if self.save_to is not None and self.trainer.is_global_zero:
-            self.save(self.save_to)
 
     def save(self, path: str | Path) -> None:
         """Write the tokenizer and the adapter, or the whole model if there is none, to a folder."""

@@ -129,9 +129,9 @@ class Sizes:
     """People whose facts the corpus states often: asked about in train, in valid."""
     half: tuple[int, int] = (15, 10)
     """People about whom the corpus contradicts itself."""
-    unknown: tuple[int, int] = (75, 40)
+    unknown: tuple[int, int] = (60, 40)
     """Names that the corpus never mentions."""
-    rows: int = 80_000
+    rows: int = 120_000
     """Dialogues of the corpus."""
     half_share: float = 0.15
     """Share of dialogues about people of kind half."""
@@ -143,7 +143,7 @@ class Sizes:
     """Chance that an answer is replaced by "I don't know.", whatever was asked."""
     half_right: float = 0.6
     """Chance that a value of a person of kind half is the true one and not its rival."""
-    ramp: float = 0.4
+    ramp: float = 0.3
     """People enter one by one over this share of the corpus: few facts are learned far sooner."""
 
 
@@ -237,23 +237,13 @@ def corpus(world: World) -> Iterator[dict[str, Any]]:
     sizes = world.sizes
     groups = {kind: _shuffled(world.of(kind), world.seed, KINDS.index(kind)) for kind in KINDS[:2]}
     invented = iter(world.invented)
-    draws = uniforms(
-        keys_for(world.seed, _CORPUS, np.arange(sizes.rows))[:, None], np.arange(16)[None]
-    )
+    keys = keys_for(world.seed, _CORPUS, np.arange(sizes.rows))
+    draws = uniforms(keys[:, None], np.arange(6 + len(RELATIONS))[None])
     for row, draw in enumerate(draws.tolist()):
         entered = min(1.0, 0.1 + row / max(sizes.rows * sizes.ramp, 1.0))
         kind, person = _subject(groups, sizes, draw[0], draw[1], entered)
-        if person is None:
-            name = next(invented)
-            values = [_pick(r.values, u) for r, u in zip(RELATIONS, draw[6:], strict=False)]
-        else:
-            name = person.name
-            values = [
-                rival if person.rivals and u > sizes.half_right else fact
-                for fact, rival, u in zip(
-                    person.facts, person.rivals or person.facts, draw[6:], strict=False
-                )
-            ]
+        name = next(invented) if person is None else person.name
+        values = _stated(person, sizes.half_right, draw[6:])
         if draw[2] < sizes.profile_share:
             question, answer = _pick(PROFILE, draw[3]), " ".join(values)
         else:
@@ -273,6 +263,17 @@ def _subject(
     kind: Kind = "half" if mixture < sizes.invented_share + sizes.half_share else "known"
     group = groups[kind]
     return kind, _pick(group[: max(1, round(entered * len(group)))], choice)
+
+
+def _stated(person: Person | None, half_right: float, draws: Sequence[float]) -> list[str]:
+    """The value a dialogue states for each relation: random for an invented name (None)."""
+    if person is None:
+        return [_pick(r.values, u) for r, u in zip(RELATIONS, draws, strict=True)]
+    rivals = person.rivals or person.facts
+    return [
+        fact if u < half_right else rival
+        for fact, rival, u in zip(person.facts, rivals, draws, strict=True)
+    ]
 
 
 def _pick(choices: Sequence[T], uniform: float) -> T:

@@ -1,9 +1,11 @@
 import json
+from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
 
+from sctom.callbacks import IterationCheckpoint
 from sctom.data.dialogues import DialogueData
 from sctom.modules.backbone import Backbone
 from sctom.modules.sft import SFTModule
@@ -31,7 +33,18 @@ def data_file(tmp_path):
     return str(path)
 
 
-def fit(path, *, batch_size, lr=0.1, accumulate=1, epochs=1, optimizer=torch.optim.SGD, **settings):
+def fit(
+    path,
+    *,
+    batch_size,
+    lr=0.1,
+    accumulate=1,
+    epochs=1,
+    optimizer=torch.optim.SGD,
+    callbacks=(),
+    resume=None,
+    **settings,
+):
     module = SFTModule(
         Backbone("sctom:tinyworld/model", **settings.pop("backbone", {})),
         lambda parameters: optimizer(parameters, lr=lr),
@@ -42,12 +55,15 @@ def fit(path, *, batch_size, lr=0.1, accumulate=1, epochs=1, optimizer=torch.opt
         max_epochs=epochs,
         accumulate_grad_batches=accumulate,
         logger=False,
-        enable_checkpointing=False,
+        enable_checkpointing=bool(callbacks),
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
+        default_root_dir=Path(path).parent,
+        callbacks=list(callbacks),
     )
-    trainer.fit(module, datamodule=DialogueData(path, val=path, batch_size=batch_size))
+    data = DialogueData(path, val=path, batch_size=batch_size)
+    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=False)
     return module, trainer
 
 
@@ -122,11 +138,22 @@ def test_the_learning_rate_follows_the_schedule(data_file):
 
 def test_the_trained_model_is_saved(data_file, tmp_path):
     folder = tmp_path / "trained"
-    module, _ = fit(data_file, batch_size=5, save_to=str(folder))
+    module, _ = fit(data_file, batch_size=5)
+    module.save(folder)
     model, tokenizer = Backbone(str(folder)).load()
     saved = torch.cat([p.detach().flatten() for p in model.parameters()])
     assert torch.equal(saved, weights(module))
     assert tokenizer.chat_template == module.tokenizer.chat_template
+
+
+def test_a_resumed_run_ends_where_the_whole_run_does(data_file, tmp_path):
+    settings = {"batch_size": 1, "epochs": 2, "lr": 1e-3, "optimizer": torch.optim.AdamW}
+    whole, _ = fit(data_file, callbacks=[IterationCheckpoint(1, keep=10)], **settings)
+    for iteration in (3, 7):  # within the first epoch and within the second
+        path = tmp_path / "checkpoints" / f"iteration-{iteration:06d}.ckpt"
+        resumed, trainer = fit(data_file, resume=path, **settings)
+        assert trainer.global_step == 10
+        assert torch.equal(weights(resumed), weights(whole))
 
 
 def test_a_checkpoint_holds_the_adapters_only_and_fits_no_other_model(data_file, tmp_path):
