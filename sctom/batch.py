@@ -1,7 +1,8 @@
-"""What travels between the steps of an iteration: rows, and the rollout that holds them. No framework is imported.
+"""What travels between the steps of an iteration: rows, and the rollout that holds them.
 
-A row is one completion. Rows stay ragged lists until a micro-batch is collated, so padding is made in one place,
-and shuffling or splitting a rollout moves whole rows and never tensors.
+A row is one completion. Rows stay ragged lists until a micro-batch is collated, so padding is made
+in one place, and shuffling or splitting a rollout moves whole rows and never tensors. No framework
+is imported.
 """
 
 from __future__ import annotations
@@ -39,11 +40,20 @@ class Row:
     text: str
     """Decoded completion without special tokens. For rewards and people; never tokenised again."""
     truncated: bool
-    """The limit on new tokens was reached without a stop token (known from the sampler, not from the ids)."""
+    """The limit on new tokens was reached without a stop token.
+
+    Known from the sampler, not from the ids.
+    """
     sampler_logps: Any = None
-    """[T] log-probability of each sampled token by the sampler, on full support at the sampling temperature."""
+    """[T] log-probability of each sampled token by the sampler.
+
+    On full support at the sampling temperature.
+    """
     old_logps: Any = None
-    """[T] log-probabilities under the policy that made the rollout; None: one step uses the rollout, ratio is 1."""
+    """[T] log-probabilities under the policy that made the rollout.
+
+    None: one step uses the rollout, ratio is 1.
+    """
     ref_logps: Any = None
     """[T] log-probabilities under the reference; None where no KL is asked for."""
     rewards: dict[str, float | None] = field(default_factory=dict)
@@ -71,7 +81,8 @@ class Rollout:
         """The rows of each prompt, G at a time.
 
         Raises:
-            ValueError: the rollout has been shuffled, so that its groups are no longer side by side.
+            ValueError: the rollout has been shuffled, so that its groups are no longer side by
+                side.
         """
         if self.shuffled_rows:
             raise ValueError("a shuffled rollout has no groups; ask the rollout it was made from")
@@ -95,7 +106,9 @@ class Rollout:
 
 
 def split_rows(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
-    """Cut rows into micro-batches of at most `size`, similar lengths together so that little is padding.
+    """Cut rows into micro-batches of at most `size`.
+
+    Similar lengths come together so that little is padding.
 
     Raises:
         ValueError: the size is not positive.

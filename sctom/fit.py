@@ -1,4 +1,7 @@
-"""Train from a YAML file: python -m sctom.fit --config configs/quickstart.yaml [--model.group_size 16]."""
+"""Train from a YAML file.
+
+python -m sctom.fit --config configs/quickstart.yaml [--model.group_size 16]
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ EXPECTED_WARNINGS = (
 
 
 class SaveConfig(SaveConfigCallback):
-    """Keeps the complete config in RUN/config.yaml; the config of an earlier part of the run stays beside it."""
+    """Keeps the complete config in RUN/config.yaml.
+
+    The config of an earlier part of the run stays beside it.
+    """
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write it."""
@@ -68,8 +74,8 @@ class FitCLI(LightningCLI):
             "--resume",
             type=Resume,
             default="error",
-            help="What to do with a run_dir that holds a run: error, auto (go on), must (go on or fail), "
-            "fresh (set it aside).",
+            help="What to do with a run_dir that holds a run: error, auto (go on), "
+            "must (go on or fail), fresh (set it aside).",
         )
 
     def before_instantiate_classes(self) -> None:
@@ -84,6 +90,7 @@ class FitCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except (ValueError, TypeError) as error:
+            assert isinstance(self.parser, HintingParser)
             self.parser.refuse(str(error))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -122,18 +129,24 @@ def fit(cli: FitCLI) -> None:
 
 
 def quiet() -> None:
-    """Keep the console for the run: no tips, no progress bars of loading, no warnings that are known and harmless."""
+    """Keep the console for the run.
+
+    No tips, no progress bars of loading, no warnings that are known and harmless.
+    """
     from transformers.utils import logging as transformers_logging
 
     for message in EXPECTED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command line. An error before the first update is told in one paragraph, without a traceback."""
+    """The command line.
+
+    An error before the first update is told in one paragraph, without a traceback.
+    """
     quiet()
     cli = build(argv)
     try:

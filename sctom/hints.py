@@ -1,4 +1,4 @@
-"""Error messages of the config parser: the line that matters, and the nearest name for a misspelt one."""
+"""Error messages of the config parser: the line that matters, and the name nearest to a typo."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def _classes(module: Any) -> list[type]:
 
 
 def known_names(parser: LightningArgumentParser) -> set[str]:
-    """Every name a config may use: options of the parser, class names, and the arguments of sctom's classes."""
+    """Every name a config may use.
+
+    These are options of the parser, class names, and the arguments of sctom's classes.
+    """
     import sctom.callbacks
     import sctom.data
     import sctom.modules
@@ -57,7 +60,10 @@ def known_names(parser: LightningArgumentParser) -> set[str]:
 
 
 def _reasons(message: str) -> str:
-    """The reasons inside a "does not validate against any of the Union subtypes" block, without the values around."""
+    """The reasons inside a block of Union errors, without the values around.
+
+    Such a block begins with "does not validate against any of the Union subtypes".
+    """
     if "Union subtypes" not in message:
         return message.strip()
     body = message.split("Errors:", 1)[-1].split("Given value type", 1)[0]

@@ -1,17 +1,21 @@
-"""The objectives a config may choose. Each binds one loss, one reduction, one advantage rule and their settings.
+"""The objectives a config may choose.
 
-No torch and no MLX here: `objective.bind(backend)` looks the functions up in the backend it is given
-(`sctom.losses` or `sctom.mlx_port.losses`), so one description serves both.
+Each binds one loss, one reduction, one advantage rule and their settings.
 
-In YAML an objective is chosen by class, and its settings are the keyword-only arguments of its loss:
+No torch and no MLX here: `objective.bind(backend)` looks the functions up in the backend it is
+given (`sctom.losses` or `sctom.mlx_port.losses`), so one description serves both.
+
+In YAML an objective is chosen by class, and its settings are the keyword-only arguments of its
+loss:
 
     objective:
       class_path: CISPO
       init_args: {weight_max: 5.0}
 
 A setting that means the same thing but has another default gets another name (`DAPO.clip_higher`,
-`GSPO.sequence_clip_low`, `RLME.product_weight_max`): when only the class changes, a config parser carries settings of
-equal name over, and a width of 0.2 meant for tokens would be a thousand times too wide for GSPO.
+`GSPO.sequence_clip_low`, `RLME.product_weight_max`): when only the class changes, a config parser
+carries settings of equal name over, and a width of 0.2 meant for tokens would be a thousand times
+too wide for GSPO.
 """
 
 from __future__ import annotations
@@ -41,7 +45,10 @@ def setting(default: float, *, argument: str) -> Any:
 
 @dataclass(frozen=True)
 class Totals:
-    """The counts a loss is divided by: those of the whole optimiser step, over all micro-batches and ranks."""
+    """The counts a loss is divided by.
+
+    They are those of the whole optimiser step, over all micro-batches and ranks.
+    """
 
     tokens: float
     """Number of unmasked tokens of the step."""
@@ -60,16 +67,23 @@ class BoundObjective:
     advantages: Callable[[Any], Any]
     """Rewards [P, G] -> advantages [P, G]."""
     reduce: Callable[[Any, Any, Totals], Any]
-    """(losses [B, T], mask [B, T], totals) -> this micro-batch's share of the step's loss, a scalar."""
+    """(losses [B, T], mask [B, T], totals) -> this micro-batch's share of the step's loss.
+
+    The share is a scalar.
+    """
 
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """What is maximised. Subclass it, in sctom or in a file of your own, and name the class in the config.
+    """What is maximised.
+
+    Subclass it, in sctom or in a file of your own, and name the class in the config.
 
     Class attributes of a subclass:
-        loss: name of a function of the backend's losses, or a function of your own (wrapped in `staticmethod`).
-        reduction: "token_mean" | "sequence_mean" | "sequence_sum" | "fixed_length_mean" | "local_token_mean".
+        loss: name of a function of the backend's losses, or a function of your own (wrapped in
+            `staticmethod`).
+        reduction: "token_mean" | "sequence_mean" | "sequence_sum" | "fixed_length_mean" |
+            "local_token_mean".
         rule: "group" (mean and scale within the group) or "leave_one_out".
         fixed: loss arguments the objective is defined by and no config may change.
         formula: one line printed when a run starts.
@@ -83,7 +97,10 @@ class Objective(ABC):
     formula: ClassVar[str]
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword-only arguments of the loss: the fixed ones and the settings, under the loss's names."""
+        """The keyword-only arguments of the loss: the fixed ones and the settings.
+
+        They go under the loss's names.
+        """
         chosen = {
             item.metadata.get("argument", item.name): getattr(self, item.name)
             for item in fields(self)
@@ -108,7 +125,8 @@ class Objective(ABC):
         ):
             if value not in choices:
                 raise ValueError(
-                    f"{type(self).__name__}.{name} must be one of {', '.join(choices)} but is {value!r}"
+                    f"{type(self).__name__}.{name} must be one of {', '.join(choices)} "
+                    f"but is {value!r}"
                 )
         function = getattr(backend, self.loss) if isinstance(self.loss, str) else self.loss
         if self.rule == "leave_one_out":
@@ -150,7 +168,8 @@ class GRPO(Objective):
         clip_low: width below 1 at which the ratio of a token with negative advantage is clipped.
         clip_high: width above 1 at which the ratio of a token with positive advantage is clipped.
         ratio_max: bound on the ratio before the clip, for both signs; null for none.
-        scale: what advantages are divided by: the standard deviation of the group, of the batch, or nothing.
+        scale: what advantages are divided by: the standard deviation of the group, of the batch,
+            or nothing.
     """
 
     loss: ClassVar[str] = "grpo_loss"
@@ -168,7 +187,9 @@ class GRPO(Objective):
 
 @dataclass(frozen=True)
 class DrGRPO(Objective):
-    """GRPO without its two biases: no division by the standard deviation nor by the length (arXiv 2503.20783).
+    """GRPO without its two biases: no division by the standard deviation nor by the length.
+
+    The paper is arXiv 2503.20783.
 
     Args:
         clip_low: width below 1.
@@ -201,7 +222,8 @@ class DAPO(Objective):
     reduction: ClassVar[str] = "token_mean"
     fixed: ClassVar[dict[str, Any]] = {"level": "token"}
     formula: ClassVar[str] = (
-        "mean over all tokens of -min(r A, clip(r, 1 - clip_low, 1 + clip_higher) A), A = (R - mean_G) / std_G"
+        "mean over all tokens of -min(r A, clip(r, 1 - clip_low, 1 + clip_higher) A), "
+        "A = (R - mean_G) / std_G"
     )
 
     clip_low: float = 0.2
@@ -214,7 +236,8 @@ class DAPO(Objective):
 class BNPO(Objective):
     """The clipped loss averaged over the tokens of the local micro-batch (TRL's `bnpo`).
 
-    The only objective whose gradient depends on the micro-batch size: it is defined by the local batch.
+    The only objective whose gradient depends on the micro-batch size: it is defined by the local
+    batch.
 
     Args:
         clip_low: width below 1.
@@ -250,7 +273,8 @@ class CISPO(Objective):
     reduction: ClassVar[str] = "token_mean"
     fixed: ClassVar[dict[str, Any]] = {"level": "token"}
     formula: ClassVar[str] = (
-        "mean over all tokens of -stop_gradient(clip(r, weight_min, weight_max)) A log p, A = (R - mean_G) / std_G"
+        "mean over all tokens of -stop_gradient(clip(r, weight_min, weight_max)) A log p, "
+        "A = (R - mean_G) / std_G"
     )
 
     weight_max: float = 5.0
@@ -260,7 +284,9 @@ class CISPO(Objective):
 
 @dataclass(frozen=True)
 class RLME(Objective):
-    """Sequence-level importance weight of Reinforcement Learning from Meta-Evaluation (arXiv 2601.21268).
+    """Sequence-level importance weight of Reinforcement Learning from Meta-Evaluation.
+
+    The paper is arXiv 2601.21268.
 
     Args:
         product_weight_max: largest weight of a whole completion, the product of its token ratios.
@@ -271,8 +297,8 @@ class RLME(Objective):
     reduction: ClassVar[str] = "sequence_sum"
     fixed: ClassVar[dict[str, Any]] = {"level": "product"}
     formula: ClassVar[str] = (
-        "mean over completions of -stop_gradient(clip(prod r, weight_min, product_weight_max)) A sum log p, "
-        "A = R - mean_G"
+        "mean over completions of -stop_gradient(clip(prod r, weight_min, product_weight_max)) "
+        "A sum log p, A = R - mean_G"
     )
 
     product_weight_max: float = setting(6.0, argument="weight_max")
@@ -281,10 +307,13 @@ class RLME(Objective):
 
 @dataclass(frozen=True)
 class GSPO(Objective):
-    """Group Sequence Policy Optimization: the geometric mean of the ratios is clipped (arXiv 2507.18071, eq. 5 to 7).
+    """Group Sequence Policy Optimization: the geometric mean of the ratios is clipped.
+
+    The paper is arXiv 2507.18071, eq. 5 to 7.
 
     Args:
-        sequence_clip_low: width below 1 for the ratio of a sequence; hundreds of times smaller than a token's.
+        sequence_clip_low: width below 1 for the ratio of a sequence; hundreds of times smaller
+            than a token's.
         sequence_clip_high: width above 1 for the ratio of a sequence.
         ratio_max: bound on the ratio before the clip, for both signs; null for none.
         scale: what advantages are divided by.
@@ -294,8 +323,8 @@ class GSPO(Objective):
     reduction: ClassVar[str] = "sequence_mean"
     fixed: ClassVar[dict[str, Any]] = {"level": "geometric"}
     formula: ClassVar[str] = (
-        "mean over completions of -min(s A, clip(s, 1 - sequence_clip_low, 1 + sequence_clip_high) A), "
-        "s = exp(mean log r), A = (R - mean_G) / std_G"
+        "mean over completions of -min(s A, clip(s, 1 - sequence_clip_low, "
+        "1 + sequence_clip_high) A), s = exp(mean log r), A = (R - mean_G) / std_G"
     )
 
     sequence_clip_low: float = setting(3e-4, argument="clip_low")
@@ -317,7 +346,8 @@ class SAPO(Objective):
     loss: ClassVar[str] = "sapo_loss"
     reduction: ClassVar[str] = "sequence_mean"
     formula: ClassVar[str] = (
-        "mean over completions of mean over tokens of -(4 / tau) sigmoid(tau (r - 1)) A, A = (R - mean_G) / std_G"
+        "mean over completions of mean over tokens of -(4 / tau) sigmoid(tau (r - 1)) A, "
+        "A = (R - mean_G) / std_G"
     )
 
     temperature_pos: float = 1.0
@@ -329,7 +359,8 @@ class SAPO(Objective):
 class RLOO(Objective):
     """REINFORCE with a leave-one-out baseline on whole completions (arXiv 2402.14740).
 
-    The paper's loss has no clip; like TRL the product of the ratios is clipped, which changes nothing on-policy.
+    The paper's loss has no clip; like TRL the product of the ratios is clipped, which changes
+    nothing on-policy.
 
     Args:
         clip_low: width below 1 for the ratio of a whole completion.

@@ -38,9 +38,9 @@ def decide(run_dir: str | Path, resume: Resume) -> Start:
 
     Args:
         run_dir: folder of the run.
-        resume: "error": a folder that already holds a checkpoint is an error; "auto": go on from the newest checkpoint
-            if there is one; "must": go on, and fail if there is nothing to go on from; "fresh": set an existing folder
-            aside under another name and start anew.
+        resume: "error": a folder that already holds a checkpoint is an error; "auto": go on from
+            the newest checkpoint if there is one; "must": go on, and fail if there is nothing to
+            go on from; "fresh": set an existing folder aside under another name and start anew.
 
     Raises:
         RunDirError: with the ways out.
@@ -56,13 +56,14 @@ def decide(run_dir: str | Path, resume: Resume) -> Start:
     if not found:
         if resume == "must":
             raise RunDirError(
-                f"--resume must: {folder} holds no checkpoint to go on from; check run_dir, or use --resume auto"
+                f"--resume must: {folder} holds no checkpoint to go on from; "
+                "check run_dir, or use --resume auto"
             )
         return Start(None, f"starting a new run in {folder}")
     iteration, newest = found[-1]
     if resume == "error":
         raise RunDirError(
-            f"{folder} already holds a run at iteration {iteration}; use --resume auto to go on with it, "
-            "--resume fresh to set it aside, or another --run_dir"
+            f"{folder} already holds a run at iteration {iteration}; use --resume auto to go on "
+            "with it, --resume fresh to set it aside, or another --run_dir"
         )
     return Start(newest, f"resuming {folder} after iteration {iteration}")

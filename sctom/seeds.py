@@ -1,7 +1,9 @@
-"""Randomness with an address: every draw is a function of where it is used, never of what was drawn before.
+"""Randomness with an address.
 
-A key is the SplitMix64 finaliser folded over the parts of the address (Steele, Lea and Flood, "Fast splittable
-pseudorandom number generators", 2014). Nothing here knows torch or MLX.
+Every draw is a function of where it is used, never of what was drawn before.
+
+A key is the SplitMix64 finaliser folded over the parts of the address (Steele, Lea and Flood,
+"Fast splittable pseudorandom number generators", 2014). Nothing here knows torch or MLX.
 """
 
 from __future__ import annotations

@@ -10,7 +10,26 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-WORDS = "what is the colour of one two three red green blue i don't know yes no . ?".split()
+WORDS = [
+    "what",
+    "is",
+    "the",
+    "colour",
+    "of",
+    "one",
+    "two",
+    "three",
+    "red",
+    "green",
+    "blue",
+    "i",
+    "don't",
+    "know",
+    "yes",
+    "no",
+    ".",
+    "?",
+]
 TEMPLATE = (
     "{% for m in messages %}<|im_start|> {{ m['role'] }} {{ m['content'] }} <|im_end|> {% endfor %}"
     "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"

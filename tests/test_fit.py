@@ -21,20 +21,35 @@ from sctom.fit import main
 def config(tmp_path, tiny_model, tiny_prompts) -> Path:
     path = tmp_path / "config.yaml"
     arguments = {
-        "backbone": {"class_path": "Backbone", "init_args": {"path": str(tiny_model), "lora_rank": 4}},
+        "backbone": {
+            "class_path": "Backbone",
+            "init_args": {"path": str(tiny_model), "lora_rank": 4},
+        },
         "objective": {"class_path": "GRPO"},
         "rewards": [{"class_path": "SelfAware"}],
         "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.01}},
         "group_size": 4,
         "sampling": {"max_new_tokens": 4},
     }
-    data = {"train": str(tiny_prompts), "prompts_per_iteration": 3, "iterations": 2, "columns": "selfaware"}
-    path.write_text(yaml.safe_dump({
-        "run_dir": str(tmp_path / "run"),
-        "model": {"class_path": "PolicyModule", "init_args": arguments},
-        "data": {"class_path": "PromptData", "init_args": data},
-        "trainer": {"accelerator": "cpu", "callbacks": [{"class_path": "IterationCheckpoint"}]},
-    }))
+    data = {
+        "train": str(tiny_prompts),
+        "prompts_per_iteration": 3,
+        "iterations": 2,
+        "columns": "selfaware",
+    }
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "run_dir": str(tmp_path / "run"),
+                "model": {"class_path": "PolicyModule", "init_args": arguments},
+                "data": {"class_path": "PromptData", "init_args": data},
+                "trainer": {
+                    "accelerator": "cpu",
+                    "callbacks": [{"class_path": "IterationCheckpoint"}],
+                },
+            }
+        )
+    )
     return path
 
 
@@ -100,7 +115,9 @@ def test_settings_that_do_not_fit(config, monkeypatch, capsys, options, expected
 
 
 def test_missing_files(config, monkeypatch, capsys, tiny_model, tiny_prompts):
-    said = refused(config, monkeypatch, capsys, "--data.train", str(tiny_prompts.with_name("promts.jsonl")))
+    said = refused(
+        config, monkeypatch, capsys, "--data.train", str(tiny_prompts.with_name("promts.jsonl"))
+    )
     assert "promts.jsonl does not exist" in said and "prompts.jsonl" in said
     said = refused(config, monkeypatch, capsys, "--model.backbone.path", str(tiny_model) + "x")
     assert f"did you mean {tiny_model}" in said
@@ -111,8 +128,12 @@ def test_missing_files(config, monkeypatch, capsys, tiny_model, tiny_prompts):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('{"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "red"}]}\n{"messages": [,\n',
-         "bad.jsonl:2"),
+        (
+            '{"messages": [{"role": "user", "content": "one"}, '
+            '{"role": "assistant", "content": "red"}]}\n'
+            '{"messages": [,\n',
+            "bad.jsonl:2",
+        ),
         ("", "holds no rows"),
         ('{"messages": [{"role": "robot", "content": "one"}]}\n', "bad.jsonl:1"),
         ('{"question": "one"}\n', "bad.jsonl:1"),
@@ -146,14 +167,18 @@ def test_a_tokenizer_without_chat_template(config, monkeypatch, capsys, tiny_mod
 def test_a_doubled_bos(config, monkeypatch, capsys, tiny_model, tmp_path):
     doubled = copied_model(tiny_model, tmp_path / "doubled")
     settings = json.loads((doubled / "tokenizer_config.json").read_text())
-    (doubled / "tokenizer_config.json").write_text(json.dumps(settings | {"bos_token": "<|im_start|>"}))
+    (doubled / "tokenizer_config.json").write_text(
+        json.dumps(settings | {"bos_token": "<|im_start|>"})
+    )
     template = (doubled / "chat_template.jinja").read_text()
     (doubled / "chat_template.jinja").write_text("<|im_start|> <|im_start|> " + template)
     said = refused(config, monkeypatch, capsys, "--model.backbone.path", str(doubled))
     assert "begin with two '<|im_start|>'" in said
 
 
-def test_a_stop_token_the_template_does_not_use_fails_the_self_check(config, monkeypatch, capsys, tiny_model, tmp_path):
+def test_a_stop_token_the_template_does_not_use_fails_the_self_check(
+    config, monkeypatch, capsys, tiny_model, tmp_path
+):
     deaf = copied_model(tiny_model, tmp_path / "deaf")
     for name in ("config.json", "generation_config.json"):
         settings = json.loads((deaf / name).read_text())
@@ -174,7 +199,9 @@ def test_a_sampler_that_disagrees_fails_the_self_check(config, monkeypatch, caps
 
 
 def test_a_reward_without_an_opinion_fails_the_self_check(config, monkeypatch, capsys, tmp_path):
-    (tmp_path / "silent_reward.py").write_text("def reward(completions, **columns):\n    return [None] * len(completions)\n")
+    (tmp_path / "silent_reward.py").write_text(
+        "def reward(completions, **columns):\n    return [None] * len(completions)\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     rewards = [{"class_path": "FunctionReward", "init_args": {"path": "silent_reward.reward"}}]
     said = refused(edited(config, model__init_args__rewards=rewards), monkeypatch, capsys)
@@ -203,7 +230,9 @@ def test_the_saved_config_runs_again(config, monkeypatch, tmp_path):
     saved = tmp_path / "again.yaml"
     saved.write_text((tmp_path / "run" / "config.yaml").read_text())
     run(saved, monkeypatch, "--run_dir", str(tmp_path / "second"))
-    first, second = (torch.load(checkpoints(tmp_path / n)[-1][1])["state_dict"] for n in ("run", "second"))
+    first, second = (
+        torch.load(checkpoints(tmp_path / n)[-1][1])["state_dict"] for n in ("run", "second")
+    )
     assert all(torch.equal(first[k], second[k]) for k in first)
 
 
@@ -212,12 +241,33 @@ def test_two_processes_train_like_one(config, tmp_path):
     for devices, minibatch in ((1, 4), (2, 2)):
         folder = tmp_path / f"on-{devices}"
         command = [
-            sys.executable, "-m", "sctom.fit", "--config", str(config), "--run_dir", str(folder),
-            "--data.prompts_per_iteration", "2", "--model.passes", "2", "--model.reference", "initial",
-            "--model.beta", "0.1", "--model.minibatch_size", str(8 // devices), "--model.micro_batch_size",
-            str(minibatch), "--trainer.devices", str(devices), "--trainer.strategy", "auto" if devices == 1 else "ddp",
+            sys.executable,
+            "-m",
+            "sctom.fit",
+            "--config",
+            str(config),
+            "--run_dir",
+            str(folder),
+            "--data.prompts_per_iteration",
+            "2",
+            "--model.passes",
+            "2",
+            "--model.reference",
+            "initial",
+            "--model.beta",
+            "0.1",
+            "--model.minibatch_size",
+            str(8 // devices),
+            "--model.micro_batch_size",
+            str(minibatch),
+            "--trainer.devices",
+            str(devices),
+            "--trainer.strategy",
+            "auto" if devices == 1 else "ddp",
         ]
-        done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+        done = subprocess.run(
+            command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         weights.append(torch.load(checkpoints(folder)[-1][1], weights_only=True))
     for name, value in weights[0]["state_dict"].items():

@@ -23,9 +23,14 @@ ITERATIONS = 8
 
 def write_config(folder: Path, model: Path, prompts: Path, **settings) -> Path:
     arguments = {
-        "backbone": {"class_path": "Backbone", "init_args": {"path": str(model), "lora_rank": 4, "lora_dropout": 0.1}},
+        "backbone": {
+            "class_path": "Backbone",
+            "init_args": {"path": str(model), "lora_rank": 4, "lora_dropout": 0.1},
+        },
         "objective": {"class_path": "GRPO"},
-        "rewards": [{"class_path": "FunctionReward", "init_args": {"path": "distinct_tokens.reward"}}],
+        "rewards": [
+            {"class_path": "FunctionReward", "init_args": {"path": "distinct_tokens.reward"}}
+        ],
         "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.01}},
         "group_size": 4,
         "passes": 2,
@@ -43,13 +48,20 @@ def write_config(folder: Path, model: Path, prompts: Path, **settings) -> Path:
         "data": {
             "class_path": "PromptData",
             "init_args": {
-                "train": str(prompts), "prompts_per_iteration": 3, "iterations": ITERATIONS, "columns": "selfaware",
+                "train": str(prompts),
+                "prompts_per_iteration": 3,
+                "iterations": ITERATIONS,
+                "columns": "selfaware",
             },
         },
-        "trainer": {"accelerator": "cpu", "callbacks": [{"class_path": "IterationCheckpoint", "init_args": {"every": 1}}]},
+        "trainer": {
+            "accelerator": "cpu",
+            "callbacks": [{"class_path": "IterationCheckpoint", "init_args": {"every": 1}}],
+        },
     }
     (folder / "distinct_tokens.py").write_text(
-        "def reward(completion_ids, **columns):\n    return [float(len(set(ids))) for ids in completion_ids]\n"
+        "def reward(completion_ids, **columns):\n"
+        "    return [float(len(set(ids))) for ids in completion_ids]\n"
     )
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(config))
@@ -57,9 +69,23 @@ def write_config(folder: Path, model: Path, prompts: Path, **settings) -> Path:
 
 
 def start(config: Path, run_dir: Path, resume: str, *options: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "sctom.fit", "--config", str(config), "--run_dir", str(run_dir), "--resume", resume]
+    command = [
+        sys.executable,
+        "-m",
+        "sctom.fit",
+        "--config",
+        str(config),
+        "--run_dir",
+        str(run_dir),
+        "--resume",
+        resume,
+    ]
     return subprocess.Popen(
-        [*command, *options], cwd=config.parent, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        [*command, *options],
+        cwd=config.parent,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         env={**os.environ, "PYTHONPATH": str(config.parent), "OMP_NUM_THREADS": "1"},
     )
 
@@ -124,16 +150,25 @@ main()
 
 @pytest.mark.parametrize(
     ("place", "count"),
-    [("sampling", 4), ("reward", 3), ("loss", 9), ("clip", 10), ("half a save", 1), ("half a save", 5),
-     ("after the rename", 6)],
+    [
+        ("sampling", 4),
+        ("reward", 3),
+        ("loss", 9),
+        ("clip", 10),
+        ("half a save", 1),
+        ("half a save", 5),
+        ("after the rename", 6),
+    ],
 )
 def test_killed_at_a_place_and_resumed(config, uninterrupted, tmp_path, place, count):
     """kill -9 inside sampling, scoring, an update, and while a checkpoint is half written."""
     run_dir = tmp_path / "run"
     argv = ["--config", str(config), "--run_dir", str(run_dir), "--resume", "auto"]
     killed = subprocess.run(
-        [sys.executable, "-c", KILL.format(place=place, count=count, argv=argv)], cwd=config.parent,
-        env={**os.environ, "PYTHONPATH": str(config.parent), "OMP_NUM_THREADS": "1"}, capture_output=True,
+        [sys.executable, "-c", KILL.format(place=place, count=count, argv=argv)],
+        cwd=config.parent,
+        env={**os.environ, "PYTHONPATH": str(config.parent), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     found = checkpoints(run_dir)
@@ -172,7 +207,9 @@ def test_a_resumed_run_obeys_its_config(config, tmp_path):
     assert after["progress"]["iteration"] == ITERATIONS
     assert_equal(before["state_dict"], after["state_dict"])  # a learning rate of 0 moves nothing
     updates = after["progress"]["updates"] - before["progress"]["updates"]
-    assert updates == 6 * 2  # 3 prompts x 2 completions fill one minibatch of 6, twice per iteration
+    assert (
+        updates == 6 * 2
+    )  # 3 prompts x 2 completions fill one minibatch of 6, twice per iteration
 
 
 def test_checkpoint_of_another_model_is_refused(config, tmp_path, tiny_model):
@@ -214,7 +251,9 @@ def test_prompts_of_an_iteration_do_not_depend_on_where_a_run_began():
     later.load_state_dict({"position": 6})
     assert [[p.index for p in batch] for batch in later] == whole[6:]
     flat = [i for batch in whole for i in batch]
-    assert all(sorted(flat[k : k + 7]) == list(range(7)) for k in range(0, 35, 7))  # every epoch asks each once
+    assert all(
+        sorted(flat[k : k + 7]) == list(range(7)) for k in range(0, 35, 7)
+    )  # every epoch asks each once
     halves = [PromptLoader(prompts, 4, 10, seed=3, rank=r, world_size=2) for r in range(2)]
     for batch, a, b in zip(whole, *halves, strict=True):
         assert sorted(batch) == sorted(p.index for p in a + b)

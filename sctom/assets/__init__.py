@@ -1,4 +1,7 @@
-"""What sctom ships: the tiny model and its world. A path that starts with "sctom:" lies in this folder."""
+"""What sctom ships: the tiny model and its world.
+
+A path that starts with "sctom:" lies in this folder.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ _PREFIX = "sctom:"
 
 
 def resolve(path: str | Path) -> Path:
-    """Turn "sctom:tinyworld/model" into the folder inside the installed package; leave other paths alone.
+    """Turn "sctom:tinyworld/model" into the folder inside the installed package.
+
+    Other paths are left alone.
 
     >>> resolve("sctom:tinyworld/model").parts[-3:]
     ('assets', 'tinyworld', 'model')

@@ -32,7 +32,7 @@ def _flush(path: Path) -> None:
 
 
 def publish(temporary: Path, final: Path) -> None:
-    """Let a finished file or folder appear under its name in one step, after it has reached the disk."""
+    """Let a finished file or folder appear under its name in one step, once it is on the disk."""
     files = [p for p in temporary.rglob("*") if p.is_file()] if temporary.is_dir() else []
     for path in [*files, temporary]:
         _flush(path)
@@ -43,10 +43,11 @@ def publish(temporary: Path, final: Path) -> None:
 
 
 class IterationCheckpoint(Checkpoint):
-    """Saves RUN/checkpoints/iteration-NNNNNN.ckpt every so many iterations, and the trained model at the end.
+    """Saves a checkpoint every so many iterations, and the trained model at the end.
 
-    A checkpoint holds the trained weights, the optimiser and the run's position; random draws need no state, since
-    each is a function of its address. It is written beside its name, flushed to the disk and then renamed.
+    Checkpoints are named RUN/checkpoints/iteration-NNNNNN.ckpt. A checkpoint holds the trained
+    weights, the optimiser and the run's position; random draws need no state, since each is a
+    function of its address. It is written beside its name, flushed to the disk and then renamed.
 
     Args:
         every: iterations from one checkpoint to the next; the last iteration is always saved.

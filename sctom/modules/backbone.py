@@ -1,4 +1,7 @@
-"""Loading a policy: weights, tokenizer and adapters, with every surprise reported before a run starts."""
+"""Loading a policy: weights, tokenizer and adapters.
+
+Every surprise is reported before a run starts.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,11 @@ class Backbone:
 
     Args:
         path: folder of a saved model, "sctom:..." for one that sctom ships, or a hub name.
-        adapter: folder of a saved PEFT adapter to go on training; its settings win over the lora_* ones.
+        adapter: folder of a saved PEFT adapter to go on training; its settings win over the lora_*
+            ones.
         lora_rank: rank of new LoRA adapters; 0 trains all weights.
-        lora_alpha: the adapters' output is scaled by lora_alpha / lora_rank; null means equal to the rank.
+        lora_alpha: the adapters' output is scaled by lora_alpha / lora_rank; null means equal to
+            the rank.
         lora_dropout: dropout in front of the adapters, while training only.
         lora_targets: "all-linear", or the names of the linear layers that get adapters.
         lora_seed: seed of the adapters' initial weights.
@@ -89,19 +94,22 @@ class Backbone:
         tokenizer = AutoTokenizer.from_pretrained(self.location)
         if tokenizer.chat_template is None:
             raise ValueError(
-                f"the tokenizer of {self.path} has no chat template, so messages cannot be rendered; "
-                "use an instruction-tuned model or put a chat_template.jinja into its folder"
+                f"the tokenizer of {self.path} has no chat template, so messages cannot be rendered"
+                "; use an instruction-tuned model or put a chat_template.jinja into its folder"
             )
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         return tokenizer
 
     def load_model(self) -> nn.Module:
-        """The model in evaluation mode, adapters added; exactly the weights to train require a gradient."""
+        """The model in evaluation mode, adapters added.
+
+        Exactly the weights to train require a gradient.
+        """
         from transformers import AutoModelForCausalLM
 
         options = {"attn_implementation": self.attention} if self.attention else {}
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             self.location, dtype=DTYPES[self.dtype], **options
         )
         if self.adapter is not None:
@@ -110,13 +118,14 @@ class Backbone:
             model = self._with_new_adapter(model)
         if self.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        return model.eval()
+        evaluating: nn.Module = model.eval()
+        return evaluating
 
     def load(self) -> tuple[nn.Module, Any]:
         """Model and tokenizer."""
         return self.load_model(), self.load_tokenizer()
 
-    def _with_new_adapter(self, model: nn.Module) -> nn.Module:
+    def _with_new_adapter(self, model: Any) -> nn.Module:
         from peft import LoraConfig, get_peft_model
 
         config = LoraConfig(
@@ -128,17 +137,20 @@ class Backbone:
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_for(self.lora_seed))
-            return get_peft_model(model, config)  # type: ignore[arg-type]
+            return get_peft_model(model, config)
 
-    def _with_saved_adapter(self, model: nn.Module) -> nn.Module:
+    def _with_saved_adapter(self, model: Any) -> nn.Module:
         from peft import PeftModel
 
         folder = _existing(str(self.adapter), what="model.backbone.adapter")
-        return PeftModel.from_pretrained(model, folder, is_trainable=True)  # type: ignore[arg-type]
+        return PeftModel.from_pretrained(model, folder, is_trainable=True)
 
 
 def _existing(path: str, *, what: str) -> str:
-    """The path if it is there; a hub name is left alone; anything else is an error with the nearest name."""
+    """The path if it is there, or a hub name left as it is.
+
+    Anything else is an error with the nearest name.
+    """
     folder = resolve(path)
     if folder.exists():
         return str(folder)
@@ -177,7 +189,10 @@ def stop_ids(model: nn.Module, tokenizer: Any) -> frozenset[int]:
 
 
 def fingerprint(tensors: Iterator[tuple[str, Tensor]], *, samples: int = 64) -> str:
-    """A short hash of names, shapes, dtypes and evenly spaced values: tells one model from another."""
+    """A short hash of names, shapes, dtypes and evenly spaced values.
+
+    It tells one model from another.
+    """
     digest = hashlib.sha256()
     for name, tensor in tensors:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())

@@ -1,4 +1,7 @@
-"""Updates whose loss or gradient is not finite: skipped, counted, and the run stopped if they do not cease."""
+"""Updates whose loss or gradient is not finite.
+
+They are skipped and counted, and the run is stopped if they do not cease.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ class FiniteGuard:
         """Note one update.
 
         Raises:
-            FloatingPointError: too many updates in a row were not finite; the message names the saved batch.
+            FloatingPointError: too many updates in a row were not finite; the message names the
+                saved batch.
         """
         progress = module.progress
         if finite:
@@ -39,7 +43,8 @@ class FiniteGuard:
         progress.skipped += 1
         progress.skipped_in_row += 1
         log.warning(
-            "iteration %d: loss or gradient is not finite; update skipped (%d in a row, the run stops at %d)",
+            "iteration %d: loss or gradient is not finite; update skipped "
+            "(%d in a row, the run stops at %d)",
             progress.iteration,
             progress.skipped_in_row,
             self.max_skips,
@@ -52,6 +57,7 @@ class FiniteGuard:
             )
             torch.save([vars(row) | {"prompt": vars(row.prompt)} for row in rows], file)
             raise FloatingPointError(
-                f"loss or gradient was not finite in {progress.skipped_in_row} updates in a row; the last batch is in "
-                f"{file}. Lower the learning rate, raise model.beta, or load the weights in float32"
+                f"loss or gradient was not finite in {progress.skipped_in_row} updates in a row; "
+                f"the last batch is in {file}. Lower the learning rate, raise model.beta, or load "
+                "the weights in float32"
             )

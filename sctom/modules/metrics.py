@@ -1,4 +1,7 @@
-"""The numbers of one iteration: of its rollout, and of the updates made with it. Names as in TRL where TRL has one."""
+"""The numbers of one iteration: of its rollout, and of the updates made with it.
+
+Names as in TRL where TRL has one.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +51,11 @@ def _spread(values: Sequence[float]) -> float:
 def rollout_metrics(rollout: Rollout, *, tolerance: float = 1e-6) -> dict[str, float]:
     """Rewards, groups, advantages and lengths of a rollout.
 
-    `reward_std` is TRL's: the standard deviation over all completions. `reward_group_std` is the mean over groups of
-    the standard deviation within the group, which is what a group-relative advantage divides by. A group without
-    spread gives no gradient: `frac_reward_zero_std` counts them, split into those at the largest reward seen in this
-    rollout (`frac_groups_all_best`), at the smallest (`frac_groups_all_worst`) and the rest.
+    `reward_std` is TRL's: the standard deviation over all completions. `reward_group_std` is the
+    mean over groups of the standard deviation within the group, which is what a group-relative
+    advantage divides by. A group without spread gives no gradient: `frac_reward_zero_std` counts
+    them, split into those at the largest reward seen in this rollout (`frac_groups_all_best`), at
+    the smallest (`frac_groups_all_worst`) and the rest.
     """
     valid = [r.reward for r in rollout.rows if not math.isnan(r.reward)]
     numbers: dict[str, float] = {"frac_without_reward": 1.0 - len(valid) / len(rollout)}
@@ -112,7 +116,10 @@ def _length_metrics(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def peak_memory_mib() -> float:
-    """Largest memory this process has held: of the accelerator if there is one, else resident memory. In MiB."""
+    """Largest memory this process has held, in MiB.
+
+    Memory of the accelerator if there is one, else resident memory.
+    """
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**20
     import resource

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
 
 import lightning as L
@@ -17,13 +16,14 @@ from torch import Tensor, nn
 
 import sctom.losses
 from sctom.batch import Prompt, Rollout, Row, split_rows
-from sctom.modules.backbone import Backbone, fingerprint, stop_ids, trainable
+from sctom.modules.backbone import Backbone, stop_ids, trainable
 from sctom.modules.guard import FiniteGuard
-from sctom.modules.longer import go_on_if_longer
 from sctom.modules.metrics import Means, peak_memory_mib, rollout_metrics
 from sctom.modules.reference import Reference, ReferenceKind, make_reference
 from sctom.modules.schedule import ScheduleName, learning_rate_factor
 from sctom.modules.scoring import MicroBatch, Scorer, collate
+from sctom.modules.settings import check_fit, check_settings
+from sctom.modules.state import Progress, check_same_model, go_on_if_longer, keep_trained
 from sctom.modules.update import policy_loss, update_metrics
 from sctom.objectives import Objective, Totals
 from sctom.rewards import Reward, check_rewards, combine, run_rewards
@@ -34,29 +34,14 @@ TRAIN, VALIDATE, DROPOUT, SHUFFLE = range(4)
 """Second part of every random address: what the draw is for."""
 
 
-@dataclass
-class Progress:
-    """What a run has done so far; saved in every checkpoint."""
-
-    iteration: int = 0
-    """Iterations finished."""
-    updates: int = 0
-    """Optimiser steps taken or skipped."""
-    skipped: int = 0
-    """Optimiser steps skipped because something was not finite."""
-    skipped_in_row: int = 0
-    """Of those, the last ones without a good one between."""
-    num_tokens: int = 0
-    """Prompt and completion tokens seen, over all ranks."""
-
-
 class PolicyModule(L.LightningModule):
     """Trains a language model on rewards of its own completions.
 
-    One call of `training_step` is one iteration: the prompts of the batch are sampled `group_size` times each, the
-    completions scored by the rewards, the rewards compared within their group, and the policy updated `passes` times
-    over the rollout in minibatches of `minibatch_size` completions. Gradients do not depend on `micro_batch_size`
-    (except for BNPO) nor on the number of processes.
+    One call of `training_step` is one iteration: the prompts of the batch are sampled `group_size`
+    times each, the completions scored by the rewards, the rewards compared within their group, and
+    the policy updated `passes` times over the rollout in minibatches of `minibatch_size`
+    completions. Gradients do not depend on `micro_batch_size` (except for BNPO) nor on the number
+    of processes.
 
     Args:
         backbone: the policy.
@@ -64,27 +49,30 @@ class PolicyModule(L.LightningModule):
         rewards: functions that score completions; their weighted sum is the reward.
         optimizer: optimiser of the trained weights.
         group_size: completions per prompt, G.
-        sampling: how training completions are drawn; the temperature also divides the logits when they are scored.
+        sampling: how training completions are drawn; the temperature also divides the logits when
+            they are scored.
         val_sampling: how validation completions are drawn.
         val_samples: completions per validation prompt.
         passes: times each rollout is used.
         minibatch_size: completions per optimiser step on one process; null takes the whole rollout.
         micro_batch_size: completions per forward and backward pass. Changes memory, not results.
-        reference: what the KL penalty refers to: "none", "base" (adapters off), "initial" (frozen copy of the starting
-            weights) or "model" (another model, given as reference_model).
+        reference: what the KL penalty refers to: "none", "base" (adapters off), "initial" (frozen
+            copy of the starting weights) or "model" (another model, given as reference_model).
         reference_model: the model of reference "model".
         beta: weight of the KL penalty; above 0 it needs a reference.
         kl_estimator: "k1", "k2" or "k3".
-        kl_in: "loss" adds beta * KL to every token's loss; "reward" takes beta * the completion's KL from its reward
-            before the group is normalised.
-        kl_weighted: for kl_in "loss": weigh the estimator by the importance ratio, so that its expected gradient is
-            that of the reverse KL.
+        kl_in: "loss" adds beta * KL to every token's loss; "reward" takes beta * the completion's
+            KL from its reward before the group is normalised.
+        kl_weighted: for kl_in "loss": weigh the estimator by the importance ratio, so that its
+            expected gradient is that of the reverse KL.
         max_grad_norm: gradients are scaled down to this norm; null leaves them.
         schedule: "constant", "linear" or "cosine" over the updates of the run.
         warmup_ratio: share of the updates over which the learning rate rises.
-        max_skips: stop after so many updates in a row whose loss or gradient was not finite, with the batch saved.
+        max_skips: stop after so many updates in a row whose loss or gradient was not finite, with
+            the batch saved.
         sampler: draws the completions.
-        self_check: check sampler, reference, stop tokens, BOS and rewards before the first iteration.
+        self_check: check sampler, reference, stop tokens, BOS and rewards before the first
+            iteration.
         seed: first part of the address of every random draw; null takes seed_everything.
     """
 
@@ -158,10 +146,13 @@ class PolicyModule(L.LightningModule):
         self._reference: Reference | None = None
         self._configured: list[dict[str, Any]] = []
 
-    # ---- setting up ---------------------------------------------------------------------------------------------
+    # ---- setting up ------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Load the tokenizer, then render every prompt, so that bad data is reported before any weight is loaded."""
+        """Load the tokenizer, then render every prompt.
+
+        Bad data is so reported before any weight is loaded.
+        """
         if self.tokenizer is None:
             self.tokenizer = self.backbone.load_tokenizer()
         data = self.trainer.datamodule  # type: ignore[attr-defined]
@@ -189,7 +180,7 @@ class PolicyModule(L.LightningModule):
         return optimizer
 
     def on_train_start(self) -> None:
-        """Let the config win over a checkpoint's optimiser settings, then check the whole chain once."""
+        """Let the config win over a checkpoint's optimiser settings, then check the chain once."""
         optimizer = self.optimizers(use_pl_optimizer=False)
         for group, settings in zip(optimizer.param_groups, self._configured, strict=True):  # type: ignore[union-attr]
             group.update(settings)
@@ -198,7 +189,7 @@ class PolicyModule(L.LightningModule):
 
             run_self_checks(self, self.trainer.datamodule.train_prompts)  # type: ignore[attr-defined]
 
-    # ---- one iteration ------------------------------------------------------------------------------------------
+    # ---- one iteration ---------------------------------------------------------------------------
 
     def training_step(self, prompts: list[Prompt], batch_idx: int) -> None:
         """One iteration."""
@@ -307,7 +298,7 @@ class PolicyModule(L.LightningModule):
                 setattr(row, name, values[: len(row.ids)])
 
     def _charge_kl(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Take beta times each completion's KL estimate from its reward, if the KL is to be in the reward."""
+        """Take beta times each completion's KL estimate from its reward, if the KL goes there."""
         if self._reference is None or self.kl_in == "loss":
             return {}
         estimate = getattr(sctom.losses, f"kl_{self.kl_estimator}")
@@ -321,16 +312,19 @@ class PolicyModule(L.LightningModule):
     def _compare(self, rollout: Rollout) -> None:
         rewards = torch.tensor([row.reward for row in rollout.rows], dtype=torch.float64)
         rewards = rewards.view(-1, self.group_size)
-        everywhere = self.all_gather(rewards).view(-1, self.group_size)
+        everywhere = self._gathered(rewards).view(-1, self.group_size)
         advantages = self.bound.advantages(everywhere)
         mine = advantages.view(-1, *rewards.shape)[self.global_rank].flatten().tolist()
         for row, advantage in zip(rollout.rows, mine, strict=True):
             row.advantage = advantage
 
-    # ---- one update ---------------------------------------------------------------------------------------------
+    # ---- one update ------------------------------------------------------------------------------
 
     def update(self, rows: Sequence[Row], means: Means) -> None:
-        """One optimiser step on a minibatch, in micro-batches whose losses add up to that of the whole."""
+        """One optimiser step on a minibatch.
+
+        The losses of its micro-batches add up to that of the whole.
+        """
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         totals = self.totals(rows)
@@ -355,7 +349,10 @@ class PolicyModule(L.LightningModule):
         means.mean("learning_rate", optimizer.param_groups[0]["lr"])
 
     def loss(self, batch: MicroBatch, totals: Totals, means: Means, number: int) -> Tensor:
-        """This micro-batch's share of the step's loss; dropout, if any, is drawn from its own address."""
+        """This micro-batch's share of the step's loss.
+
+        Dropout, if any, is drawn from its own address.
+        """
         torch.manual_seed(seed_for(self.seed, DROPOUT, self.progress.updates, number))
         logps, entropy = self.scorer(self.model, batch)
         old = logps.detach() if batch.old_logps is None else batch.old_logps
@@ -380,16 +377,14 @@ class PolicyModule(L.LightningModule):
     def totals(self, rows: Sequence[Row]) -> Totals:
         """The counts of an optimiser step over all ranks."""
         counts = torch.tensor([sum(len(r.ids) for r in rows), len(rows)], dtype=torch.float64)
-        if self.trainer.world_size > 1:
-            counts = self.all_gather(counts.to(self.device)).sum(0).cpu()
-        tokens, sequences = counts.tolist()
+        tokens, sequences = self._gathered(counts).sum(0).tolist()
         return Totals(tokens, sequences, self.sampling.max_new_tokens)
 
     def total_updates(self) -> int:
         """Optimiser steps of the whole run, for the schedule."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         rows = data.prompts_per_iteration * self.group_size // self.trainer.world_size
-        return data.iterations * self.passes * math.ceil(rows / (self.minibatch_size or rows))
+        return int(data.iterations * self.passes * math.ceil(rows / (self.minibatch_size or rows)))
 
     def _set_learning_rate(self, optimizer: Any) -> None:
         factor = learning_rate_factor(
@@ -405,10 +400,16 @@ class PolicyModule(L.LightningModule):
         parameters = [p for _, p in trainable(self.model)]
         return nn.utils.clip_grad_norm_(parameters, self.max_grad_norm or math.inf)
 
-    def _everywhere(self, finite: bool) -> bool:
+    def _gathered(self, values: Tensor) -> Tensor:
+        """The values of every rank, stacked in front: [ranks, ...]."""
         if self.trainer.world_size == 1:
-            return finite
-        return bool(self.all_gather(torch.tensor(finite, device=self.device)).all())
+            return values[None]
+        gathered = self.all_gather(values.to(self.device))
+        assert isinstance(gathered, Tensor)
+        return gathered.cpu()
+
+    def _everywhere(self, finite: bool) -> bool:
+        return bool(self._gathered(torch.tensor(finite)).all())
 
     @contextmanager
     def _last_synchronises(self, last: bool) -> Iterator[None]:
@@ -420,18 +421,18 @@ class PolicyModule(L.LightningModule):
             with self.trainer.strategy.block_backward_sync():  # type: ignore[attr-defined]
                 yield
 
-    # ---- reporting and validation -------------------------------------------------------------------------------
+    # ---- reporting and validation ----------------------------------------------------------------
 
     def _report(self, rollout: Rollout, metrics: dict[str, float]) -> None:
         seen = torch.tensor(sum(len(r.prompt.ids) + len(r.ids) for r in rollout.rows))
-        self.progress.num_tokens += int(self.all_gather(seen.to(self.device)).sum())
+        self.progress.num_tokens += int(self._gathered(seen).sum())
         metrics["num_tokens"] = float(self.progress.num_tokens)
         metrics["skipped_updates"] = float(self.progress.skipped)
         self.last_rollout, self.last_metrics = rollout, metrics
         position = {"step": float(self.progress.iteration)}  # what Lightning takes for the x-axis
         self.log_dict(metrics | position, on_step=True)
 
-    def validation_step(self, prompts: list[Prompt], batch_idx: int) -> Rollout:
+    def validation_step(self, prompts: list[Prompt], batch_idx: int) -> Rollout:  # type: ignore[override]
         """Sample and score validation prompts with their own settings and their own draws."""
         rows = self.complete(prompts, self.val_samples, self.val_sampling, VALIDATE)
         self.score_rewards(rows, self.val_samples)
@@ -443,101 +444,19 @@ class PolicyModule(L.LightningModule):
         self.log("val/mean_length", length, batch_size=len(rows), sync_dist=True)
         return Rollout(rows, self.val_samples)
 
-    # ---- checkpoints --------------------------------------------------------------------------------------------
-
-    def frozen_fingerprint(self) -> str:
-        """A hash of the weights that are not trained, plus the shapes of those that are."""
-        shapes = ((f"{n} {tuple(p.shape)}", p.new_zeros(0)) for n, p in trainable(self.model))
-        frozen = ((n, p) for n, p in self.model.named_parameters() if not p.requires_grad)
-        return fingerprint((*frozen, *shapes).__iter__())
+    # ---- checkpoints -----------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the trained weights only, with the progress and what tells this model from another."""
-        names = {f"model.{name}" for name, _ in trainable(self.model)}
-        state = checkpoint["state_dict"]
-        checkpoint["state_dict"] = {k: v for k, v in state.items() if k in names}
+        """Keep the trained weights and the run's progress."""
+        keep_trained(self, checkpoint)
         checkpoint["progress"] = asdict(self.progress)
-        checkpoint["fingerprint"] = self.frozen_fingerprint()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse the checkpoint of another model, or one that lacks weights.
+        """Take up the progress of a checkpoint of this model.
 
         Raises:
-            ValueError: with what was expected and found.
+            ValueError: it is of another model.
         """
-        expected = {f"model.{name}" for name, _ in trainable(self.model)}
-        found = set(checkpoint["state_dict"])
-        if checkpoint.get("fingerprint") != self.frozen_fingerprint() or expected != found:
-            missing, extra = sorted(expected - found)[:3], sorted(found - expected)[:3]
-            raise ValueError(
-                f"this checkpoint is of another model than {self.backbone.path} with this config's adapters "
-                f"(missing weights: {missing or 'none'}, unknown weights: {extra or 'none'}); "
-                "resume with the config the run was started with, or start a fresh run in another run_dir"
-            )
+        check_same_model(self, self.backbone, checkpoint)
         self.progress = Progress(**checkpoint["progress"])
         go_on_if_longer(checkpoint, self.trainer)
-
-
-def check_settings(module: PolicyModule) -> None:
-    """Refuse settings that cannot mean what they say.
-
-    Raises:
-        ValueError: naming the setting, what was found and the remedy.
-    """
-    if module.group_size == 1:
-        raise ValueError(
-            "model.group_size is 1: a completion is compared with the others of its group, so alone its advantage is "
-            "always 0; set group_size to 2 or more"
-        )
-    for name in ("group_size", "micro_batch_size", "passes", "val_samples"):
-        if getattr(module, name) < 1:
-            raise ValueError(f"model.{name} must be at least 1 but is {getattr(module, name)}")
-    if module.beta < 0 or not math.isfinite(module.beta):
-        raise ValueError(f"model.beta must be 0 or positive but is {module.beta}")
-    if module.beta > 0 and module.reference_kind == "none":
-        raise ValueError(
-            f"beta is {module.beta} but reference is none, so there is nothing to stay close to; "
-            "set model.reference to base, initial or model, or beta to 0"
-        )
-    if (
-        module.kl_in == "loss"
-        and module.kl_estimator == "k1"
-        and not module.kl_weighted
-        and module.beta > 0
-    ):
-        raise ValueError(
-            "k1 in the loss without weighting has an expected gradient of zero, so beta would do nothing; "
-            "set kl_weighted: true, kl_in: reward, or another kl_estimator"
-        )
-    if module.sampling.temperature == 0.0:
-        raise ValueError(
-            "model.sampling.temperature is 0: greedy completions of a group are all equal; set it above 0"
-        )
-    if module.minibatch_size is not None and module.minibatch_size < 1:
-        raise ValueError(
-            f"model.minibatch_size must be at least 1 or null but is {module.minibatch_size}"
-        )
-    if not module.rewards:
-        raise ValueError("model.rewards is empty; name at least one reward")
-    if not module.sampling.full_support:
-        warnings.warn(
-            "top_p, top_k or min_p cut the sampled distribution, but log-probabilities are those of the whole one, so "
-            "the importance ratio is biased by the mass cut off; leave them at 1, 0 and 0 for training",
-            stacklevel=2,
-        )
-
-
-def check_fit(module: PolicyModule, prompts_per_iteration: int, world_size: int) -> None:
-    """Refuse minibatches that do not divide a rollout: a smaller last one would weigh its completions more.
-
-    Raises:
-        ValueError: naming the sizes that fit.
-    """
-    rows = prompts_per_iteration * module.group_size // world_size
-    size = module.minibatch_size
-    if size is not None and rows % size:
-        fitting = ", ".join(str(n) for n in range(1, rows + 1) if rows % n == 0)
-        raise ValueError(
-            f"{rows} completions of an iteration ({prompts_per_iteration} prompts x {module.group_size} on {world_size} "
-            f"process(es)) cannot be split into minibatches of {size}; set model.minibatch_size to one of {fitting}"
-        )

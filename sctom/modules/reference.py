@@ -19,7 +19,8 @@ class Reference:
 
     Args:
         scoring: context manager that yields the reference as a model.
-        equals_start: whether it computes the same as the policy does before any update, so that KL must start at 0.
+        equals_start: whether it computes the same as the policy does before any update, so that KL
+            must start at 0.
     """
 
     def __init__(
@@ -35,14 +36,15 @@ def make_reference(
     """Build the reference of a run, before the policy is first updated or restored.
 
     Args:
-        kind: "none"; "base": the policy with its adapters off; "initial": a frozen copy of the weights the run started
-            from; "model": another model.
+        kind: "none"; "base": the policy with its adapters off; "initial": a frozen copy of the
+            weights the run started from; "model": another model.
         policy: the policy, freshly loaded from its config.
         backbone: where the policy came from.
         other: the model of kind "model".
 
     Raises:
-        ValueError: "base" without adapters, "model" without a model, or a model that nothing refers to.
+        ValueError: "base" without adapters, "model" without a model, or a model that nothing
+            refers to.
     """
     if (other is not None) != (kind == "model"):
         raise ValueError(
@@ -64,8 +66,8 @@ def _base(policy: nn.Module, backbone: Backbone) -> Reference:
 
     if not isinstance(policy, PeftModel):
         raise ValueError(
-            "reference: base means the policy with its adapters off, but all weights are trained (lora_rank 0); "
-            "use reference: initial, or train adapters"
+            "reference: base means the policy with its adapters off, but all weights are "
+            "trained (lora_rank 0); use reference: initial, or train adapters"
         )
 
     @contextmanager

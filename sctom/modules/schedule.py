@@ -1,4 +1,7 @@
-"""The learning rate as a function of the update's number, so that there is no scheduler state to restore."""
+"""The learning rate as a function of the update's number.
+
+So there is no scheduler state to restore.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ def learning_rate_factor(
 ) -> float:
     """What the configured learning rate is multiplied by for update number `update` (from 0).
 
-    Warm-up rises linearly over ceil(warmup_ratio * total) updates, the first of them above 0; then the rate is constant,
-    falls linearly to 0, or follows half a cosine to 0 at `total`.
+    Warm-up rises linearly over ceil(warmup_ratio * total) updates, the first of them above 0; then
+    the rate is constant, falls linearly to 0, or follows half a cosine to 0 at `total`.
 
     >>> [round(learning_rate_factor("linear", u, total=4, warmup_ratio=0.5), 2) for u in range(4)]
     [0.5, 1.0, 1.0, 0.5]

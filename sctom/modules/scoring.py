@@ -15,7 +15,10 @@ from sctom.rollout.causal import causal_model, head, hidden_states, is_plain_lin
 
 @dataclass
 class MicroBatch:
-    """Rows as tensors. B rows, T completion tokens of the longest row, L tokens of the longest whole sequence."""
+    """Rows as tensors.
+
+    B rows, T completion tokens of the longest row, L tokens of the longest whole sequence.
+    """
 
     input_ids: Tensor
     """[B, L] prompt and completion, padded on the right."""
@@ -39,11 +42,11 @@ class MicroBatch:
 
 def _ragged(values: Sequence[Tensor | None], like: Tensor) -> Tensor | None:
     """Right-pad per-row vectors to the shape of `like`; None if any row has none."""
-    if any(v is None for v in values):
-        return None
     out = torch.zeros_like(like)
     for i, v in enumerate(values):
-        out[i, : len(v)] = v  # type: ignore[arg-type]
+        if v is None:
+            return None
+        out[i, : len(v)] = v
     return out
 
 
@@ -73,8 +76,9 @@ def collate(rows: Sequence[Row], device: torch.device) -> MicroBatch:
 class Scorer:
     """Log-probabilities of completions under a model, at one temperature, always on full support.
 
-    Where the head is a bare linear layer and the model adds nothing after it, the logits are never held for all
-    tokens at once. Whether that is so is measured once, on the first batch, not guessed from the architecture.
+    Where the head is a bare linear layer and the model adds nothing after it, the logits are never
+    held for all tokens at once. Whether that is so is measured once, on the first batch, not
+    guessed from the architecture.
 
     Args:
         temperature: divides the logits, as the sampler does.
@@ -88,8 +92,8 @@ class Scorer:
         """Score a micro-batch.
 
         Returns:
-            Log-probabilities [B, T] of the completion tokens (whatever where masked), and the entropy [B, T] of the
-            distribution each was drawn from, without gradient.
+            Log-probabilities [B, T] of the completion tokens (whatever where masked), and the
+            entropy [B, T] of the distribution each was drawn from, without gradient.
         """
         if self._head_alone is None:
             self._head_alone = self._head_gives_the_logits(model, batch)
@@ -102,6 +106,7 @@ class Scorer:
             hidden = hidden_states(model, **inputs)
             index = batch.sources.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
             weight = head(model).weight
+            assert isinstance(weight, Tensor)
             return linear_token_logps(
                 hidden.gather(1, index),
                 weight,
@@ -121,7 +126,10 @@ class Scorer:
     @staticmethod
     @torch.no_grad()
     def _head_gives_the_logits(model: nn.Module, batch: MicroBatch) -> bool:
-        """Whether head(hidden) equals the model's logits: false with soft-capping or logit scaling."""
+        """Whether head(hidden) equals the model's logits.
+
+        False with soft-capping or logit scaling.
+        """
         if not is_plain_linear(head(model)):
             return False
         one = {

@@ -1,4 +1,7 @@
-"""Checks of the whole chain before the first iteration: cheap, and each failure says what is wrong and how to mend it."""
+"""Checks of the whole chain before the first iteration.
+
+They are cheap, and each failure says what is wrong and how to mend it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ CHECK = 4
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 COARSE_TOLERANCE = 0.2
-"""Allowed difference of log-probabilities in bfloat16 and float16, whose rounding alone reaches about 0.05."""
+"""Allowed difference of log-probabilities in bfloat16 and float16.
+
+Their rounding alone reaches about 0.05.
+"""
 
 
 class SelfCheckError(RuntimeError):
@@ -85,8 +91,9 @@ def stop_token_check(module: PolicyModule) -> Check:
     return Check(
         "stop tokens",
         False,
-        f"the template ends an assistant's turn with {last}, none of which is a stop token ({names}), so completions "
-        "would run to the limit; put its end-of-turn token into eos_token_id of generation_config.json",
+        f"the template ends an assistant's turn with {last}, none of which is a stop token "
+        f"({names}), so completions would run to the limit; put its end-of-turn token into "
+        "eos_token_id of generation_config.json",
     )
 
 
@@ -117,7 +124,10 @@ def _without_leading(ids: Sequence[int], token: int) -> Sequence[int]:
 
 @torch.no_grad()
 def logps_check(module: PolicyModule, rows: Sequence[Row]) -> Check:
-    """Sampler and trainer must give a sampled token the same log-probability: the ratio starts at 1."""
+    """Sampler and trainer must give a sampled token the same log-probability.
+
+    So the ratio starts at 1.
+    """
     batch = collate(rows, module.device)
     logps, _ = module.scorer(module.model, batch)
     sampled = torch.zeros_like(batch.mask)
@@ -133,7 +143,8 @@ def logps_check(module: PolicyModule, rows: Sequence[Row]) -> Check:
         + (
             ""
             if worst <= limit
-            else "; sampler and trainer disagree: load the weights in float32, turn off dropout, or correct the ratio"
+            else "; sampler and trainer disagree: load the weights in float32, "
+            "turn off dropout, or correct the ratio"
         ),
     )
 
@@ -168,7 +179,7 @@ def reference_check(module: PolicyModule, rows: Sequence[Row]) -> Check:
 
 
 def reward_check(module: PolicyModule, row: Row) -> Check:
-    """Every reward runs on a completion that is right (the expected answer, if the data has one)."""
+    """Every reward runs on a right completion (the expected answer, if the data has one)."""
     columns = row.prompt.columns
     golden = columns.get("expected_answer", columns.get("answer"))
     text = golden if isinstance(golden, str) else row.text

@@ -22,7 +22,8 @@ def policy_loss(
 ) -> tuple[Tensor, Tensor]:
     """This micro-batch's share of the loss of its optimiser step.
 
-        loss = reduce(policy losses + beta * KL penalty)      both [B, T], reduced alike (GRPO, eq. 3)
+        loss = reduce(policy losses + beta * KL penalty)      both [B, T], reduced alike (GRPO, eq.
+        3)
 
     Args:
         bound: loss and reduction.

@@ -46,7 +46,10 @@ class Sampling:
 
     @property
     def full_support(self) -> bool:
-        """Whether every token keeps its probability, so that sampler and trainer mean the same distribution."""
+        """Whether every token keeps its probability.
+
+        Sampler and trainer then mean the same distribution.
+        """
         return self.top_p == 1.0 and self.top_k == 0 and self.min_p == 0.0
 
 
@@ -57,7 +60,10 @@ class Sample:
     ids: list[int]
     """Token ids up to and including the stop token."""
     logps: Tensor
-    """[T] log-probability of each token on full support, at the sampling temperature (1 when greedy)."""
+    """[T] log-probability of each token on full support.
+
+    At the sampling temperature (1 when greedy).
+    """
     truncated: bool
     """The limit was reached without a stop token."""
 
@@ -77,6 +83,7 @@ class Sampler(Protocol):
     ) -> list[Sample]:
         """Draw `group_size` completions of each prompt, prompt by prompt.
 
-        The draw for one token depends on (address, prompt.index, sample, position) and on nothing else.
+        The draw for one token depends on (address, prompt.index, sample, position) and on nothing
+        else.
         """
         ...

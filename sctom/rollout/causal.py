@@ -1,4 +1,4 @@
-"""The two halves of a causal language model: hidden states, and the head that turns them into logits."""
+"""The two halves of a causal language model: hidden states, and the head that makes them logits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 
 def causal_model(model: nn.Module) -> Any:
-    """The Hugging Face causal model inside a PEFT wrapper (adapters stay injected), or the model itself."""
+    """The Hugging Face causal model inside a PEFT wrapper, or the model itself.
+
+    Adapters stay injected.
+    """
     from peft import PeftModel
 
     return model.get_base_model() if isinstance(model, PeftModel) else model
@@ -25,7 +28,7 @@ def _known_cache_name(module: nn.Module, inputs: dict[str, Any]) -> dict[str, An
 
 
 def next_logits(model: nn.Module, **inputs: Any) -> Tensor:
-    """Logits [B, V] after the last token of each row, through whatever the model does after its head.
+    """Logits [B, V] after the last token of each row, with whatever the model does after its head.
 
     Args:
         model: a causal language model, with or without adapters.
@@ -33,7 +36,8 @@ def next_logits(model: nn.Module, **inputs: Any) -> Tensor:
     """
     causal = causal_model(model)
     output = causal(**_known_cache_name(causal, inputs), use_cache=True, logits_to_keep=1)
-    return output.logits[:, -1]
+    logits: Tensor = output.logits[:, -1]
+    return logits
 
 
 def hidden_states(model: nn.Module, **inputs: Any) -> Tensor:
@@ -43,16 +47,21 @@ def hidden_states(model: nn.Module, **inputs: Any) -> Tensor:
         model: a causal language model, with or without adapters.
         inputs: input_ids [B, L], attention_mask, position_ids.
     """
-    return causal_model(model).get_decoder()(**inputs, use_cache=False).last_hidden_state
+    hidden: Tensor = causal_model(model).get_decoder()(**inputs, use_cache=False).last_hidden_state
+    return hidden
 
 
 def head(model: nn.Module) -> nn.Module:
     """The output embedding: hidden states to logits."""
-    return causal_model(model).get_output_embeddings()
+    module: nn.Module = causal_model(model).get_output_embeddings()
+    return module
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """Whether a head is a bare linear without bias or adapter, so that its weight alone says what it computes."""
+    """Whether a head is a bare linear without bias or adapter.
+
+    Its weight alone then says what it computes.
+    """
     return type(module) is nn.Linear and module.bias is None
 
 
@@ -72,7 +81,8 @@ def pad(
         device: where the tensors go.
 
     Returns:
-        ids [B, L], attention mask [B, L] (1 on real tokens), position ids [B, L] (0 at a row's first real token).
+        ids [B, L], attention mask [B, L] (1 on real tokens), position ids [B, L] (0 at a row's
+        first real token).
 
     >>> ids, mask, positions = pad([[5, 6, 7], [8]], 0, side="left")
     >>> ids.tolist(), mask.tolist(), positions.tolist()

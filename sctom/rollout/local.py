@@ -1,4 +1,7 @@
-"""The plain local sampler: Hugging Face modules, a key-value cache, one addressed uniform per token."""
+"""The plain local sampler.
+
+Hugging Face modules, a key-value cache, one addressed uniform per token.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from sctom.seeds import Keys, keys_for, uniforms
 
 
 def kept_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Probabilities [B, V] after temperature, top-k, top-p and min-p, in this order; dropped tokens get 0.
+    """Probabilities [B, V] after temperature, top-k, top-p and min-p, in this order.
 
-    Kept ones are not renormalised; `draw` scales the uniform instead.
+    Dropped tokens get 0. Kept ones are not renormalised; `draw` scales the uniform instead.
     """
     probabilities = torch.softmax(logits.float() / sampling.temperature, dim=-1)
     if sampling.full_support:
@@ -41,7 +44,9 @@ def kept_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """Invert the cumulative distribution: the first token whose cumulative mass exceeds uniform * total.
+    """Invert the cumulative distribution.
+
+    The token drawn is the first whose cumulative mass exceeds uniform * total.
 
     Args:
         probabilities: [B, V], not necessarily summing to 1; zeros are never drawn.
@@ -60,7 +65,8 @@ def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
 class LocalSampler:
     """Samples with the trained model itself, in this process.
 
-    Each prompt is run once and its keys and values are repeated for its group; finished rows leave the batch.
+    Each prompt is run once and its keys and values are repeated for its group; finished rows leave
+    the batch.
 
     Args:
         max_rows: completions sampled at once; more are done in turn. Changes memory, not results.
@@ -94,7 +100,10 @@ class LocalSampler:
 def _prefill(
     model: nn.Module, prompts: Sequence[Prompt], group_size: int
 ) -> tuple[DynamicCache, Tensor, Tensor, Tensor]:
-    """Run each prompt once. -> cache, logits, attention mask, next position; repeated per sample."""
+    """Run each prompt once.
+
+    -> cache, logits, attention mask, next position; repeated per sample.
+    """
     device = next(model.parameters()).device
     ids, mask, positions = pad([p.ids for p in prompts], 0, side="left", device=device)
     cache = DynamicCache(config=causal_model(model).config)

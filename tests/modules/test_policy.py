@@ -78,7 +78,7 @@ def _nothing(completions, **kwargs):
     return [None] * len(completions)
 
 
-# ---- the same result however it is computed ---------------------------------------------------------------------
+# ---- the same result however it is computed ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_two_runs_are_bit_equal(tiny_model, tiny_prompts, tmp_path, spread):
     assert torch.equal(results[0], results[1])
 
 
-# ---- scoring ------------------------------------------------------------------------------------------------------
+# ---- scoring -------------------------------------------------------------------------------------
 
 
 def test_scored_logps_equal_a_full_softmax(tiny_model, tiny_prompts, tmp_path):
@@ -170,7 +170,7 @@ def test_padding_does_not_change_a_score(tiny_model, tiny_prompts, tmp_path):
         torch.testing.assert_close(together[i, :n], alone[0, :n], rtol=1e-4, atol=1e-5)
 
 
-# ---- when old log-probabilities are needed -----------------------------------------------------------------------
+# ---- when old log-probabilities are needed -------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_first_update_is_on_policy_and_later_ones_are_not(
     assert module.last_metrics["approx_kl"] > 0
 
 
-# ---- the reference ------------------------------------------------------------------------------------------------
+# ---- the reference -------------------------------------------------------------------------------
 
 
 def test_initial_reference_stays_while_the_policy_moves(tiny_model, tiny_prompts, tmp_path, spread):
@@ -265,7 +265,7 @@ def test_kl_in_the_reward_is_taken_before_the_group_is_normalised(
         assert row.advantage == pytest.approx(shaped[i] - sum(others) / 3, abs=1e-5)
 
 
-# ---- rewards that abstain, and numbers that are not finite -----------------------------------------------------
+# ---- rewards that abstain, and numbers that are not finite ---------------------------------------
 
 
 def test_no_reward_at_all_means_no_gradient(tiny_model, tiny_prompts, tmp_path):
@@ -310,7 +310,7 @@ def test_not_finite_gradients_are_skipped_counted_and_end_the_run(
     assert len(rows) == 12 and rows[0]["ids"]
 
 
-# ---- settings that cannot be meant ---------------------------------------------------------------------------------
+# ---- settings that cannot be meant ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_reference_model_must_be_asked_for(tiny_model, tiny_prompts, tmp_path):
         run(module, tiny_prompts, tmp_path)
 
 
-# ---- dropout ------------------------------------------------------------------------------------------------------
+# ---- dropout -------------------------------------------------------------------------------------
 
 
 def test_dropout_is_off_for_sampling_and_scoring_and_on_for_updates(

@@ -1,0 +1,86 @@
+"""What a checkpoint of a run holds, and which checkpoints a run accepts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+
+from sctom.modules.backbone import Backbone, fingerprint, trainable
+
+
+@dataclass
+class Progress:
+    """What a run has done so far; saved in every checkpoint."""
+
+    iteration: int = 0
+    """Iterations finished."""
+    updates: int = 0
+    """Optimiser steps taken or skipped."""
+    skipped: int = 0
+    """Optimiser steps skipped because something was not finite."""
+    skipped_in_row: int = 0
+    """Of those, the last ones without a good one between."""
+    num_tokens: int = 0
+    """Prompt and completion tokens seen, over all ranks."""
+
+
+def frozen_fingerprint(module: L.LightningModule) -> str:
+    """A hash of the weights of `module.model` that are not trained."""
+    parameters = module.model.named_parameters()  # type: ignore[union-attr]
+    return fingerprint((name, p) for name, p in parameters if not p.requires_grad)
+
+
+def keep_trained(module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    """Leave only the trained weights in a checkpoint, with what identifies the frozen ones."""
+    names = {f"model.{name}" for name, _ in trainable(module.model)}  # type: ignore[arg-type]
+    state = checkpoint["state_dict"]
+    checkpoint["state_dict"] = {k: v for k, v in state.items() if k in names}
+    checkpoint["fingerprint"] = frozen_fingerprint(module)
+
+
+def check_same_model(
+    module: L.LightningModule, backbone: Backbone, checkpoint: dict[str, Any]
+) -> None:
+    """Refuse the checkpoint of another model, or one that lacks or adds weights.
+
+    Raises:
+        ValueError: with what was expected and found.
+    """
+    expected = {
+        f"model.{name}": tuple(p.shape)
+        for name, p in trainable(module.model)  # type: ignore[arg-type]
+    }
+    found = {name: tuple(value.shape) for name, value in checkpoint["state_dict"].items()}
+    if expected == found and checkpoint.get("fingerprint") == frozen_fingerprint(module):
+        return
+    missing = sorted(expected.keys() - found.keys())[:3]
+    unknown = sorted(found.keys() - expected.keys())[:3]
+    shapes = [
+        f"{name} is {list(found[name])}, not {list(expected[name])}"
+        for name in sorted(expected.keys() & found.keys())
+        if expected[name] != found[name]
+    ][:2]
+    raise ValueError(
+        f"this checkpoint is of another model than {backbone.path} with the adapters of this "
+        f"config (missing weights: {missing or 'none'}; unknown weights: {unknown or 'none'}; "
+        f"shapes: {shapes or 'equal'}); resume with the config the run was started with, or start "
+        "a fresh run in another run_dir"
+    )
+
+
+def go_on_if_longer(checkpoint: dict[str, Any], trainer: L.Trainer) -> None:
+    """Tell Lightning that the restored batch is no longer the last, where the run is now longer.
+
+    A checkpoint of the last iteration says that its epoch is done, and Lightning would end a
+    resumed run at once.
+
+    Args:
+        checkpoint: as loaded; its loop state is changed in place.
+        trainer: its data module says how long the run is now.
+    """
+    batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    iterations = trainer.datamodule.iterations  # type: ignore[attr-defined]
+    if batches["current"]["ready"] < iterations:
+        batches["is_last_batch"] = False
