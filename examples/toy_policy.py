@@ -2,8 +2,8 @@
 
     python examples/toy_policy.py --objective CISPO
 
-A completion is up to four symbols; its reward is the share of them that are symbol 2. The loop below is the whole
-algorithm: sample, reward, advantages within groups, and two optimiser steps on the per-token losses.
+A completion is one to four symbols; its reward is the share of them that are symbol 2. The loop is
+the whole algorithm: sample, reward, advantages within groups, two optimiser steps on the losses.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import torch
 
 import sctom.losses
-from sctom import objectives
 from sctom.objectives import Objective, Totals
 
 PROMPTS, GROUP, LENGTH, BEST = 4, 8, 4, 2
@@ -47,10 +46,11 @@ def train(objective: Objective, *, iterations: int = 120, seed: int = 0) -> list
 
 
 def main() -> None:
+    choices = {cls.__name__: cls for cls in Objective.__subclasses__()}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--objective", default="GRPO", help="a class of sctom.objectives")
-    objective = getattr(objectives, parser.parse_args().objective)()
-    print(f"{type(objective).__name__}: {objective.formula}")
+    parser.add_argument("--objective", choices=choices, default="GRPO")
+    objective = choices[parser.parse_args().objective]()
+    print(objective.formula)
     print("probabilities:", ", ".join(f"{p:.3f}" for p in train(objective)))
 
 

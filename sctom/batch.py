@@ -58,6 +58,8 @@ class Row:
     """[T] log-probabilities under the reference; None where no KL is asked for."""
     rewards: dict[str, float | None] = field(default_factory=dict)
     """Value of each reward function by name; None: it abstained."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What reward functions noted about this completion with `log_extra`, by column."""
     reward: float = float("nan")
     """Weighted sum of the rewards; NaN: no reward at all."""
     advantage: float = 0.0

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sctom.readers import DataError
+from sctom.tasks import tinyworld
 from sctom.tasks.selfaware_source import prepare_selfaware
 from sctom.writers import Prepared, write
 
@@ -38,7 +39,11 @@ def build_parser() -> argparse.ArgumentParser:
     selfaware.add_argument(
         "--allow-other-counts", action="store_true", help="accept a source of another size"
     )
-    selfaware.set_defaults(prepare=_selfaware)
+    selfaware.set_defaults(prepare=_selfaware, finish=lambda arguments: None)
+    world = sets.add_parser(
+        "tinyworld", parents=[common], help="the invented world, and the untrained model of it"
+    )
+    world.set_defaults(prepare=_tinyworld, finish=_tinyworld_model)
     return parser
 
 
@@ -49,6 +54,18 @@ def _selfaware(arguments: argparse.Namespace) -> Prepared:
         seed=arguments.seed,
         allow_other_counts=arguments.allow_other_counts,
     )
+
+
+def _tinyworld(arguments: argparse.Namespace) -> Prepared:
+    return tinyworld.prepared(tinyworld.make_world(arguments.seed))
+
+
+def _tinyworld_model(arguments: argparse.Namespace) -> None:
+    from sctom.modules.tinyworld import make_model, make_tokenizer
+
+    tokenizer = make_tokenizer()
+    make_model(tokenizer, arguments.seed).save_pretrained(arguments.out / "model")
+    tokenizer.save_pretrained(arguments.out / "model")
 
 
 def report(prepared: Prepared, folder: Path, console: Console) -> None:
@@ -73,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         prepared = arguments.prepare(arguments)
         write(prepared, arguments.out, force=arguments.force)
+        arguments.finish(arguments)
     except (DataError, OSError) as error:
         parser.exit(1, f"error: {error}\n")
     report(prepared, arguments.out, Console())

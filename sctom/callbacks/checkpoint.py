@@ -68,7 +68,9 @@ class IterationCheckpoint(Checkpoint):
         """Save if this iteration is due."""
         iteration = trainer.fit_loop.total_batch_idx + 1
         last = iteration == trainer.num_training_batches * (trainer.max_epochs or 1)
-        if iteration % self.every == 0 or last:
+        steps = trainer.max_steps
+        out_of_steps = steps != -1 and trainer.global_step >= steps
+        if iteration % self.every == 0 or last or out_of_steps or trainer.should_stop:
             self._save(trainer, iteration)
 
     def _save(self, trainer: L.Trainer, iteration: int) -> None:

@@ -150,3 +150,13 @@ def check_settings(owner: str, least: Mapping[str, tuple[float, float]]) -> None
     for name, (value, bound) in least.items():
         if not value >= bound:
             raise ValueError(f"{owner}.{name} must be at least {bound} but is {value}")
+
+
+def plain(value: Any) -> Any:
+    """The value if JSON has a word for it, else its text.
+
+    >>> plain("a"), plain(float("inf")), plain([1, 2])
+    ('a', 'inf', '[1, 2]')
+    """
+    finite = not isinstance(value, float) or math.isfinite(value)
+    return value if isinstance(value, str | int | float | None) and finite else str(value)

@@ -19,6 +19,7 @@ from sctom.callbacks.common import (
     finite_or_none,
     gather,
     log_text,
+    plain,
     printable,
     run_dir,
     show,
@@ -86,6 +87,7 @@ def completion_records(rollout: Rollout, iteration: int) -> list[Record]:
             "advantage": row.advantage,
             "length": len(row.ids),
             "truncated": row.truncated,
+            "extra": {column: plain(value) for column, value in row.extra.items()},
         }
         for row in rollout.rows
     ]

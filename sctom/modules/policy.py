@@ -277,6 +277,7 @@ class PolicyModule(L.LightningModule):
         totals = combine(results.values, weights, group_size)
         for i, row in enumerate(rows):
             row.rewards = {name: values[i] for name, values in results.values.items()}
+            row.extra = {name: values[i] for name, values in results.extra.items()}
             row.reward = totals[i]
         return results.metrics
 

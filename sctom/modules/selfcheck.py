@@ -64,7 +64,8 @@ def run_self_checks(module: PolicyModule, prompts: Sequence[Prompt]) -> list[Che
         console = Console()
         for result in results:
             mark = "[green]ok[/]" if result.passed else "[red]FAILED[/]"
-            console.print(f"  self-check {result.name}: {mark} {result.detail}", highlight=False)
+            line = f"  self-check {result.name}: {mark} {result.detail}"
+            console.print(line, highlight=False, soft_wrap=True)
     failed = [f"{r.name}: {r.detail}" for r in results if not r.passed]
     if failed:
         raise SelfCheckError(

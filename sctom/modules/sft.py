@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from sctom.data.dialogues import DialogueBatch
 from sctom.losses import nll_loss, token_logps, token_mean
-from sctom.modules.backbone import Backbone, fingerprint, save_backbone, trainable
+from sctom.modules.backbone import Backbone, save_backbone, trainable
 from sctom.modules.schedule import ScheduleName, learning_rate_factor
 from sctom.modules.scoring import MicroBatch, Scorer
+from sctom.modules.state import check_same_model, keep_trained
 from sctom.rollout.causal import causal_model
 from sctom.seeds import seed_for
 
@@ -147,33 +148,17 @@ class SFTModule(L.LightningModule):
         """Write the tokenizer and the adapter, or the whole model if there is none, to a folder."""
         save_backbone(self.model, self.tokenizer, path)
 
-    def frozen_fingerprint(self) -> str:
-        """A hash of the weights that are not trained."""
-        frozen = ((n, p) for n, p in self.model.named_parameters() if not p.requires_grad)
-        return fingerprint(frozen)
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the trained weights only, with what tells the frozen ones from others."""
-        names = {f"model.{name}" for name, _ in trainable(self.model)}
-        state = checkpoint["state_dict"]
-        checkpoint["state_dict"] = {k: v for k, v in state.items() if k in names}
-        checkpoint["fingerprint"] = self.frozen_fingerprint()
+        """Keep the trained weights only."""
+        keep_trained(self, checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse the checkpoint of another model, or one that lacks weights.
+        """Refuse the checkpoint of another model.
 
         Raises:
             ValueError: with what was expected and found.
         """
-        expected = {f"model.{name}" for name, _ in trainable(self.model)}
-        found = set(checkpoint["state_dict"])
-        if expected != found or checkpoint.get("fingerprint") != self.frozen_fingerprint():
-            missing, extra = sorted(expected - found)[:3], sorted(found - expected)[:3]
-            raise ValueError(
-                f"this checkpoint is of another model than {self.backbone.path} with the adapters "
-                f"of this config (missing: {missing or 'none'}, unknown: {extra or 'none'}); "
-                "resume with the config the run was started with"
-            )
+        check_same_model(self, self.backbone, checkpoint)
 
 
 def _micro_batch(batch: DialogueBatch) -> MicroBatch:

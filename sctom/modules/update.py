@@ -81,7 +81,7 @@ def _clip_metrics(
 ) -> None:
     settings = objective.arguments()
     level = settings.get("level", "token")
-    if "clip_low" in settings:
+    if {"clip_low", "clip_high"} <= settings.keys():
         sides = {
             "low": {"clip_low": settings["clip_low"], "clip_high": float("inf")},
             "high": {"clip_low": float("inf"), "clip_high": settings["clip_high"]},
@@ -97,7 +97,7 @@ def _clip_metrics(
         means.mean("clip_ratio/high_mean", shares["high"], tokens)
         means.high("clip_ratio/high_max", shares["high"])
         means.mean("clip_ratio/region_mean", shares["low"] + shares["high"], tokens)
-    elif "weight_max" in settings:
+    elif {"weight_min", "weight_max"} <= settings.keys():
         share = losses.weight_clip_fraction(
             logps,
             old_logps,

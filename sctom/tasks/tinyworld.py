@@ -4,25 +4,21 @@ People of this world have five properties each. Every name, of a person who exis
 does not, comes from one syllable generator and is given its kind afterwards by a permutation, so
 spelling says nothing about existence.
 
-    python -m sctom.tasks.tinyworld --out runs/tinyworld     # corpus, RL splits, untrained model
-    and tokenizer python -m sctom.tasks.tinyworld --describe               # counts, nothing is
-    written
+    python -m sctom.prepare tinyworld --out runs/tinyworld     # corpus, questions, untrained model
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from sctom.seeds import keys_for, permutation, uniforms
+from sctom.writers import Prepared
 
 T = TypeVar("T")
 Kind = Literal["known", "half", "unknown"]
@@ -311,70 +307,19 @@ def questions(world: World, split: Split) -> list[dict[str, Any]]:
     return _shuffled(rows, world.seed, _QUESTIONS, SPLITS.index(split))
 
 
-def describe(world: World) -> str:
-    """Counts of people, questions and dialogues, as a small table."""
-    lines = [f"{'':10}" + "".join(f"{kind:>10}" for kind in KINDS)]
-    for split in SPLITS:
-        counts = Counter(row["kind"] for row in questions(world, split))
-        lines.append(
-            f"{split:10}" + "".join(f"{counts[kind]:>10}" for kind in KINDS) + "  questions"
-        )
-    people = Counter(person.kind for person in world.people)
-    lines.append(f"{'people':10}" + "".join(f"{people[kind]:>10}" for kind in KINDS))
-    stated = Counter(row["kind"] for row in corpus(world))
-    lines.append(
-        f"{'corpus':10}"
-        + "".join(f"{stated[kind]:>10}" for kind in KINDS)
-        + f"  dialogues, and {stated['invented']} about names invented for them"
-    )
-    return "\n".join(lines)
-
-
-def write(world: World, folder: str | Path) -> None:
-    """Write sft.jsonl, train.jsonl, valid.jsonl, and model/: the untrained model and its tokenizer.
-
-    Args:
-        world: what to write.
-        folder: where to; made if it is not there. Files of these names are replaced.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+def prepared(world: World) -> Prepared:
+    """The corpus and the questions of a world, counted by kind."""
     files = {
-        "sft": corpus(world),
-        "train": questions(world, "train"),
-        "valid": questions(world, "valid"),
+        "sft.jsonl": list(corpus(world)),
+        "train.jsonl": questions(world, "train"),
+        "valid.jsonl": questions(world, "valid"),
     }
-    for name, rows in files.items():
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-    from sctom.tasks.tinyworld_model import make_model, make_tokenizer
-
-    tokenizer = make_tokenizer()
-    make_model(tokenizer, world.seed).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m sctom.tasks.tinyworld", description=__doc__.split("\n")[0]
+    counts = {name: dict(Counter(row["kind"] for row in rows)) for name, rows in files.items()}
+    people = Counter(person.kind for person in world.people)
+    about = ", ".join(f"{people[kind]} {kind}" for kind in KINDS)
+    return Prepared(
+        files,
+        counts,
+        manifest={"set": "tinyworld", "seed": world.seed},
+        notes=[f"The world has these people: {about}; the corpus invents others as it goes."],
     )
-    parser.add_argument(
-        "--out", metavar="DIR", help="write the corpus, the questions and the untrained model here"
-    )
-    parser.add_argument("--describe", action="store_true", help="print counts")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="the world is a function of it (default 0)"
-    )
-    options = parser.parse_args(argv)
-    if not options.out and not options.describe:
-        parser.error("say --out DIR to write the world, or --describe to see its counts")
-    world = make_world(options.seed)
-    if options.out:
-        write(world, options.out)
-    if options.describe:
-        print(describe(world))
-
-
-if __name__ == "__main__":
-    main()

@@ -28,6 +28,7 @@ def test_all_completions_are_saved_in_full(
     trainer: SimpleNamespace, module: SimpleNamespace, console: Console, tmp_path: Path
 ) -> None:
     module.progress.iteration = 12
+    module.last_rollout.rows[1].extra = {"parsed": [1, 2], "score": 0.5}
     end_iteration(CompletionsTable(every=0), trainer, module)
     (path,) = (tmp_path / "completions").iterdir()
     assert path.name == "iteration-000012.jsonl"
@@ -43,6 +44,7 @@ def test_all_completions_are_saved_in_full(
         "advantage": 0.7,
         "length": 5,
         "truncated": True,
+        "extra": {"parsed": "[1, 2]", "score": 0.5},
     }
     assert lines[2]["completion"] == "many\n\x1b[31m"
     assert [line["reward"] for line in lines] == [-1.0, 1.0, -1.0, None]

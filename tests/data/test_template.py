@@ -3,7 +3,7 @@ from tokenizers.processors import TemplateProcessing
 
 from sctom.data.template import check_length, render_dialogue, render_prompt
 from sctom.tasks.tinyworld import IDK
-from sctom.tasks.tinyworld_model import make_tokenizer
+from sctom.modules.tinyworld import make_tokenizer
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASK = {"role": "user", "content": "Where does Kalomi live?"}

@@ -4,8 +4,10 @@ from collections import Counter
 
 import pytest
 
+from sctom import prepare
 from sctom.assets import resolve
 from sctom.modules.backbone import Backbone
+from sctom.modules.tinyworld import make_tokenizer
 from sctom.readers import check_messages, read_jsonl
 from sctom.rewards import is_idk_response
 from sctom.tasks.tinyworld import (
@@ -17,12 +19,10 @@ from sctom.tasks.tinyworld import (
     SYLLABLES_PER_NAME,
     Sizes,
     corpus,
-    main,
     make_world,
+    prepared,
     questions,
-    write,
 )
-from sctom.tasks.tinyworld_model import make_tokenizer
 
 WORLD = make_world()
 CORPUS = list(corpus(WORLD))
@@ -203,23 +203,20 @@ def test_the_shipped_model_is_small_and_stops_at_the_end_token():
     assert sum(f.stat().st_size for f in folder.iterdir()) < 8e6
 
 
-def test_what_training_needs_is_written(tmp_path):
-    world = make_world(0, Sizes(rows=50))
-    write(world, tmp_path)
-    assert read_jsonl(tmp_path / "sft.jsonl") == list(corpus(world))
+def test_what_training_needs_is_written(tmp_path, monkeypatch, capsys):
+    small = make_world(0, Sizes(rows=50))
+    monkeypatch.setattr("sctom.tasks.tinyworld.make_world", lambda seed: small)
+    prepare.main(["tinyworld", "--out", str(tmp_path)])
+    assert read_jsonl(tmp_path / "sft.jsonl") == list(corpus(small))
     assert read_jsonl(tmp_path / "train.jsonl") == questions(WORLD, "train")
     model, tokenizer = Backbone(str(tmp_path / "model")).load()
     assert model.config.vocab_size == len(tokenizer)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "100 known, 25 half, 100 unknown" in printed
 
 
-def test_the_command_asks_what_to_do(capsys):
-    main(["--describe"])
-    counts = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert counts[0] == list(KINDS)
-    assert counts[1][:4] == ["train", "300", "75", "300"]
-    assert counts[2][:4] == ["valid", "200", "50", "200"]
-    assert counts[3] == ["people", "100", "25", "100"]
-    told = Counter(row["kind"] for row in CORPUS)
-    assert counts[4][1:4] == [str(told[kind]) for kind in KINDS]
-    with pytest.raises(SystemExit):
-        main([])
+def test_rows_are_counted_by_kind():
+    counts = prepared(WORLD).counts
+    assert counts["train.jsonl"] == {"known": 300, "half": 75, "unknown": 300}
+    assert counts["valid.jsonl"] == {"known": 200, "half": 50, "unknown": 200}
+    assert counts["sft.jsonl"] == dict(Counter(row["kind"] for row in CORPUS))

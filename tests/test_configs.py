@@ -1,0 +1,71 @@
+"""Every config is accepted, says what it is, and the tiny ones train."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from sctom.callbacks.checkpoint import checkpoints
+from sctom.fit import build, fit
+from sctom.modules.backbone import trainable
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+ALL = sorted(CONFIGS.rglob("*.yaml"))
+TINY = sorted(CONFIGS.glob("tiny/*.yaml"))
+SHORT = {
+    "PolicyModule": ["--data.iterations", "2", "--data.val_limit", "8"],
+    "SFTModule": ["--trainer.limit_train_batches", "4", "--trainer.limit_val_batches", "1"],
+}
+UPDATES = {"tiny/grpo.yaml": 8, "tiny/cispo.yaml": 8, "tiny/sft.yaml": 2}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(CONFIGS))
+
+
+def built(path: Path, monkeypatch, *options: str):
+    monkeypatch.setattr(sys, "argv", ["fit", "--config", str(path), *options])
+    return build()
+
+
+def test_there_are_configs():
+    assert {"cispo.yaml", "grpo.yaml", "sft.yaml"} <= {path.name for path in TINY}
+    assert len(ALL) > len(TINY)
+
+
+@pytest.mark.parametrize("path", ALL, ids=name)
+def test_every_config_is_accepted(path, monkeypatch, tmp_path):
+    content = yaml.safe_load(path.read_text())
+    cli = built(path, monkeypatch, "--run_dir", str(tmp_path / "run"))
+    assert type(cli.model).__name__ == content["model"]["class_path"]
+    assert cli.model.backbone.path == content["model"]["init_args"]["backbone"]["init_args"]["path"]
+    assert cli.datamodule.train_path == content["data"]["init_args"]["train"]
+
+
+@pytest.mark.parametrize("path", ALL, ids=name)
+def test_every_config_says_what_it_is_and_how_it_is_run(path):
+    comment = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    assert len(comment) >= 2
+    assert any("make " in line or f"--config configs/{name(path)}" in line for line in comment)
+
+
+def test_run_dirs_are_different():
+    folders = [yaml.safe_load(path.read_text())["run_dir"] for path in ALL]
+    assert len(folders) == len(set(folders))
+
+
+@pytest.mark.parametrize("path", TINY, ids=name)
+def test_the_tiny_configs_train(path, monkeypatch, tmp_path):
+    kind = yaml.safe_load(path.read_text())["model"]["class_path"]
+    folder = tmp_path / "run"
+    cli = built(path, monkeypatch, "--run_dir", str(folder), *SHORT[kind])
+    fit(cli)
+    assert cli.trainer.global_step == UPDATES[name(path)]
+    assert len(checkpoints(folder)) == 1 and (folder / "model").is_dir()
+    before = dict(cli.model.backbone.load_model().named_parameters())
+    moved = [not torch.equal(p, before[n]) for n, p in trainable(cli.model.model)]
+    assert any(moved)
