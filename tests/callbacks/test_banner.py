@@ -123,6 +123,7 @@ def test_objectives_in_words(
     assert words in attach(make(objective))[label]
 
 
+@pytest.mark.filterwarnings("ignore:top_p, top_k or min_p cut:UserWarning")
 def test_it_is_printed_and_written(
     attach: Callable[[PolicyModule], dict[str, str]],
     trainer: SimpleNamespace,
