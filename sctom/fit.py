@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 from lightning import LightningDataModule, LightningModule, Trainer
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
-from rich.console import Console
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from safetensors import SafetensorError
 
 # Imported so that a config may name these classes without their path.
 import sctom.callbacks
@@ -23,8 +26,12 @@ import sctom.data
 import sctom.modules
 import sctom.objectives
 import sctom.rewards  # noqa: F401
+from sctom.callbacks.checkpoint import checkpoints
+from sctom.data import DialogueData, PromptData
 from sctom.hints import HintingParser
-from sctom.rundir import Resume, decide
+from sctom.modules import PolicyModule, SFTModule
+from sctom.modules.settings import check_trainer
+from sctom.rundir import Resume, check_unlocked, decide, locked, where_to_go_on
 
 TRAINER_DEFAULTS = {
     "devices": 1,
@@ -120,12 +127,46 @@ def build(argv: list[str] | None = None) -> FitCLI:
     )
 
 
+def check(cli: FitCLI) -> None:
+    """Check what is cheap to check, before the run folder is touched or a weight is loaded.
+
+    Raises:
+        ValueError: module and data do not go together, or see what is called.
+        OSError: a file is missing.
+    """
+    fitting = DialogueData if isinstance(cli.model, SFTModule) else PromptData
+    if isinstance(cli.model, PolicyModule | SFTModule) and not isinstance(cli.datamodule, fitting):
+        raise ValueError(
+            f"{type(cli.model).__name__} trains on {fitting.__name__}, "
+            f"but data is {type(cli.datamodule).__name__}"
+        )
+    if isinstance(cli.model, PolicyModule):
+        check_trainer(cli.trainer, cli.datamodule.iterations)
+    cli.model.backbone.check_paths()
+    cli.datamodule.setup("fit")
+
+
 def fit(cli: FitCLI) -> None:
     """Start or resume the run."""
-    start = decide(cli.config["run_dir"], cli.config["resume"])
-    Console().print(start.message, highlight=False)
-    checkpoint = None if start.checkpoint is None else str(start.checkpoint)
-    cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=False)
+    check(cli)
+    run_dir = cli.config["run_dir"]
+    if cli.trainer.global_rank > 0:  # the first process decides, locks and reports
+        newest = checkpoints(run_dir)
+        _fit_from(cli, newest[-1][1] if newest else None)
+        return
+    check_unlocked(run_dir)
+    start = decide(run_dir, cli.config["resume"])
+    print(start.message, flush=True)
+    if isinstance(cli.model, PolicyModule) and start.iteration >= cli.datamodule.iterations:
+        print(f"it is complete: {start.iteration} iterations; raise data.iterations to go on")
+        return
+    with locked(run_dir):
+        _fit_from(cli, start.checkpoint)
+
+
+def _fit_from(cli: FitCLI, checkpoint: Path | None) -> None:
+    path = None if checkpoint is None else str(checkpoint)
+    cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=path, weights_only=True)
 
 
 def quiet() -> None:
@@ -142,20 +183,36 @@ def quiet() -> None:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command line.
+EXPECTED_ERRORS = (
+    ValueError,
+    OSError,
+    RuntimeError,
+    OverflowError,
+    MisconfigurationException,
+    SafetensorError,
+)
+"""What a bad config, file or machine raises; anything else is a fault of the code."""
 
-    An error before the first update is told in one paragraph, without a traceback.
-    """
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line. An error before the first update is told in one paragraph."""
     quiet()
-    cli = build(argv)
+    cli = None
     try:
+        cli = build(argv)
         fit(cli)
-    except (ValueError, OSError, RuntimeError) as error:
-        if cli.trainer.global_step > 0 or os.environ.get("SCTOM_TRACEBACK"):
+    except EXPECTED_ERRORS as error:
+        started = cli is not None and cli.trainer.global_step > 0
+        if started or os.environ.get("SCTOM_TRACEBACK"):
             raise
-        Console(stderr=True).print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
+        print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except SystemExit as leaving:
+        if cli is not None and cli.trainer.interrupted:
+            print(f"interrupted; {where_to_go_on(cli.config['run_dir'])}", file=sys.stderr)
+        if isinstance(leaving, SIGTERMException):  # Lightning would leave with success
+            sys.exit(128 + signal.SIGTERM)
+        raise
 
 
 if __name__ == "__main__":

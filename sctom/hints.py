@@ -21,6 +21,9 @@ _UNKNOWN = (
 )
 
 
+_MORE = "(--help lists the options of a run, --model.help PolicyModule those of a class)"
+
+
 def _classes(module: Any) -> list[type]:
     return [
         value
@@ -82,7 +85,11 @@ def explain(message: str, known: set[str]) -> str:
     lines = [_reasons(message)]
     for name in dict.fromkeys(unknown):
         short = name.split(".")[-1]
-        near = difflib.get_close_matches(short, known, n=1, cutoff=0.6)
+        if short in known:
+            continue
+        folded = {candidate.lower(): candidate for candidate in sorted(known)}
+        found = difflib.get_close_matches(short.lower(), folded, n=1, cutoff=0.6)
+        near = [folded[match] for match in found]
         lines.append(f"  '{name}' is not known" + (f"; did you mean '{near[0]}'?" if near else ""))
     return "\n".join(lines)
 
@@ -97,5 +104,5 @@ class HintingParser(LightningArgumentParser):
     def refuse(self, message: str) -> NoReturn:
         """Print what is wrong with the config, with hints, and leave with exit code 2."""
         print(f"error in the config: {explain(message, known_names(self))}", file=sys.stderr)
-        print("(python -m sctom.fit --help lists all options)", file=sys.stderr)
+        print(_MORE, file=sys.stderr)
         sys.exit(2)

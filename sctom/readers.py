@@ -33,7 +33,8 @@ def check_is_file(path: str | Path) -> Path:
     """The path, when it is a file.
 
     Raises:
-        FileNotFoundError: nothing is there; the message names the nearest file of that folder.
+        FileNotFoundError: nothing is there; the message names the nearest file of that folder,
+            whatever the ending: names are compared without theirs.
         DataError: the path is a folder.
     """
     path = Path(path)
@@ -42,9 +43,13 @@ def check_is_file(path: str | Path) -> Path:
     if path.is_file():
         return path
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path} does not exist: there is no folder {path.parent}")
-    siblings = sorted(entry.name for entry in path.parent.iterdir())
-    raise FileNotFoundError(f"{path} does not exist.{nearest(path.name, siblings)}")
+        raise FileNotFoundError(f"{path} does not exist: there is no folder {path.parent}.")
+    files = [entry for entry in path.parent.iterdir() if entry.is_file()]
+    files.sort(key=lambda entry: (entry.suffix == path.suffix, entry.name))  # the best come last
+    names = {entry.stem: entry.name for entry in files}
+    near = difflib.get_close_matches(path.stem, names, n=1)
+    hint = f" Did you mean {names[near[0]]!r}?" if near else ""
+    raise FileNotFoundError(f"{path} does not exist.{hint}")
 
 
 def read_jsonl(path: str | Path) -> list[Row]:
@@ -118,8 +123,8 @@ def check_messages(row: Row, place: str) -> list[Message]:
 system, user, assistant. Did you mean 'user'?
     """
     if "messages" not in row:
-        found = f"found the columns: {', '.join(row) or 'none'}.{nearest('messages', list(row))}"
-        raise DataError(f"{place}: the column 'messages' is missing; {found}")
+        found = f"found the columns: {', '.join(row) or 'none'}."
+        raise DataError(f"{place}: the column 'messages' is missing; {found}{_messages_hint(row)}")
     messages = row["messages"]
     if not isinstance(messages, list):
         found = type(messages).__name__
@@ -130,6 +135,15 @@ system, user, assistant. Did you mean 'user'?
         found = ", ".join(message["role"] for message in messages) or "no turns"
         raise DataError(f"{place}: messages must have at least one user turn; found {found}")
     return messages
+
+
+def _messages_hint(row: Row) -> str:
+    """How a row without "messages" comes to have them, as far as one can tell."""
+    if "prompt" not in row:
+        return nearest("messages", list(row))
+    if isinstance(row["prompt"], list):  # TRL's conversational format
+        return " Rename the column 'prompt' to 'messages'."
+    return ' Write the prompt as "messages": [{"role": "user", "content": ...}].'
 
 
 def _check_message(message: Any, place: str) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ import torch
 import yaml
 
 from sctom.callbacks.checkpoint import checkpoints
-from sctom.fit import main
+from sctom.fit import build, fit, main
+from sctom.rundir import locked
 
 
 @pytest.fixture
@@ -273,3 +275,192 @@ def test_two_processes_train_like_one(config, tmp_path):
     for name, value in weights[0]["state_dict"].items():
         torch.testing.assert_close(weights[1]["state_dict"][name], value, rtol=1e-4, atol=1e-6)
     assert weights[0]["progress"] == weights[1]["progress"]
+
+
+# ---- what a hostile tester found --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--model.max_grad_norm", "-1"], "model.max_grad_norm must be null or above 0 but is -1"),
+        (["--model.max_grad_norm", "0"], "model.max_grad_norm must be null or above 0 but is 0"),
+        (["--model.warmup_ratio", "2"], "model.warmup_ratio must be from 0 to 1 but is 2"),
+        (["--data.val_limit", "-3"], "data.val_limit must be at least 1 but is -3"),
+        (["--model.backbone.lora_alpha", "0"], "lora_alpha must be null or above 0"),
+        (["--model.objective.clip_low", "-0.1"], "model.objective GRPO:"),
+        (["--trainer.max_steps", "3"], "trainer.max_steps does not fit a PolicyModule"),
+        (["--trainer.gradient_clip_val", "1.0"], "set model.max_grad_norm"),
+        (["--trainer.val_check_interval", "9"], "more than the 2 iterations of the run"),
+    ],
+)
+def test_numbers_out_of_bounds(config, monkeypatch, capsys, options, expected):
+    assert expected in refused(config, monkeypatch, capsys, *options)
+
+
+@pytest.mark.parametrize("name", ["group_size", "kl_in", "reference", "warmup_ratio", "passes"])
+def test_null_where_a_value_is_needed(config, monkeypatch, capsys, name):
+    said = refused(config, monkeypatch, capsys, f"--model.{name}", "null")
+    assert f"model.{name} must be" in said and "but is null" in said
+
+
+def test_module_and_data_must_go_together(config, monkeypatch, capsys, tiny_prompts):
+    other = {"class_path": "DialogueData", "init_args": {"train": str(tiny_prompts)}}
+    said = refused(edited(config, data=other), monkeypatch, capsys)
+    assert "PolicyModule trains on PromptData, but data is DialogueData" in said
+
+
+def test_a_model_that_lacks_weights(config, monkeypatch, capsys, tiny_model, tmp_path):
+    hollow = copied_model(tiny_model, tmp_path / "hollow")
+    settings = json.loads((hollow / "config.json").read_text())
+    (hollow / "config.json").write_text(json.dumps(settings | {"num_hidden_layers": 3}))
+    said = refused(config, monkeypatch, capsys, "--model.backbone.path", str(hollow))
+    assert "lacks 9 weights its config.json asks for" in said
+
+
+def reward_file(folder: Path, body: str) -> list[dict]:
+    (folder / "odd_reward.py").write_text(body)
+    sys.modules.pop("odd_reward", None)
+    return [{"class_path": "FunctionReward", "init_args": {"path": "odd_reward.reward"}}]
+
+
+def test_a_reward_may_not_log_under_our_names(config, monkeypatch, capsys, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    rewards = reward_file(
+        tmp_path,
+        "def reward(completion_ids, log_metric, **columns):\n"
+        "    log_metric('reward', 777)\n"
+        "    return [float(len(ids)) for ids in completion_ids]\n",
+    )
+    said = refused(edited(config, model__init_args__rewards=rewards), monkeypatch, capsys)
+    assert "choose another name, such as my_reward/reward" in said
+
+
+def test_what_a_reward_does_to_its_lists_stays_with_it(config, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    odd = reward_file(
+        tmp_path,
+        "def reward(prompts, completions, completion_ids, **columns):\n"
+        "    numbers = [float(len(ids)) for ids in completion_ids]\n"
+        "    for p, c, i in zip(prompts, completions, completion_ids):\n"
+        "        p.append({'role': 'user', 'content': 'hacked'}); c.clear(); i.clear()\n"
+        "    return numbers\n",
+    )
+    rewards = [*odd, {"class_path": "SelfAware"}]
+    cli = build_and_fit(edited(config, model__init_args__rewards=rewards), monkeypatch)
+    assert all(len(row.prompt.messages) == 1 for row in cli.model.last_rollout.rows)
+
+
+def build_and_fit(config: Path, monkeypatch, *options: str):
+    monkeypatch.setattr(sys, "argv", ["fit", "--config", str(config), *options])
+    cli = build()
+    fit(cli)
+    return cli
+
+
+def test_a_column_only_some_rows_have_is_none_in_the_others(config, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    rewards = reward_file(
+        tmp_path,
+        "seen = []\n"
+        "def reward(completion_ids, bonus):\n"
+        "    seen.extend(bonus)\n"
+        "    return [float(len(ids)) for ids in completion_ids]\n",
+    )
+    lines = [
+        {"messages": [{"role": "user", "content": "one"}], **extra}
+        for extra in ({}, {"bonus": 3}, {})
+    ]
+    path = tmp_path / "mixed.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    changes = {
+        "model__init_args__rewards": rewards,
+        "data__init_args__columns": "plain",
+        "data__init_args__train": str(path),
+    }
+    build_and_fit(edited(config, **changes), monkeypatch)
+    import odd_reward
+
+    assert set(odd_reward.seen) == {None, 3}
+
+
+def test_a_broken_newest_checkpoint_is_named(config, monkeypatch, capsys, tmp_path):
+    run(config, monkeypatch, "--trainer.callbacks.init_args.every", "1")
+    folder = tmp_path / "run"
+    newest = checkpoints(folder)[-1][1]
+    for content in (newest.read_bytes()[: newest.stat().st_size // 2], b"", b"junk"):
+        newest.write_bytes(content)
+        with pytest.raises(SystemExit):
+            run(config, monkeypatch, "--resume", "auto", "--data.iterations", "3")
+        said = capsys.readouterr().err
+        assert f"{newest} is damaged" in said and "delete it to go on from iteration 1" in said
+
+
+def test_a_complete_run_says_so(config, monkeypatch, capsys):
+    run(config, monkeypatch)
+    run(config, monkeypatch, "--resume", "auto")
+    assert "it is complete: 2 iterations" in capsys.readouterr().out
+
+
+def test_results_without_checkpoints_are_not_overwritten(config, monkeypatch, capsys, tmp_path):
+    run(config, monkeypatch)
+    for _, path in checkpoints(tmp_path / "run"):
+        path.unlink()
+    assert "already holds the results of a run" in refused(config, monkeypatch, capsys)
+
+
+def test_another_optimiser_cannot_take_over(config, monkeypatch, capsys):
+    run(config, monkeypatch)
+    with pytest.raises(SystemExit):
+        options = ("--resume", "auto", "--data.iterations", "3")
+        run(
+            config,
+            monkeypatch,
+            *options,
+            "--model.optimizer",
+            "torch.optim.SGD",
+            "--model.optimizer.lr",
+            "0.1",
+        )
+    assert "trained with AdamW, whose state SGD cannot take over" in capsys.readouterr().err
+
+
+def test_a_reference_cannot_change_between_parts_of_a_run(
+    config, monkeypatch, capsys, tiny_model, tmp_path
+):
+    model = copied_model(tiny_model, tmp_path / "model")
+    options = (
+        "--model.backbone.path", str(model), "--model.backbone.lora_rank", "0",
+        "--model.reference", "initial", "--model.beta", "0.1",
+    )  # fmt: skip
+    run(config, monkeypatch, *options)
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(model / "model.safetensors")
+    save_file(
+        {k: v + 0.01 for k, v in weights.items()}, model / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(SystemExit):
+        run(config, monkeypatch, *options, "--resume", "auto", "--data.iterations", "3")
+    assert "no longer those that the config loads" in capsys.readouterr().err
+
+
+def test_one_process_per_run_folder(config, monkeypatch, capsys, tmp_path):
+    with locked(tmp_path / "run"):
+        assert "another process is training" in refused(config, monkeypatch, capsys)
+
+
+def test_a_terminated_run_does_not_end_well(config, tmp_path):
+    command = [sys.executable, "-u", "-m", "sctom.fit", "--config", str(config)]
+    process = subprocess.Popen(
+        [*command, "--data.iterations", "100000"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    while not checkpoints(tmp_path / "run"):
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "interrupted; the last checkpoint is of iteration" in said

@@ -13,7 +13,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-SHARED = {"objectives", "batch", "shapes", "seeds", "readers", "writers", "selection", "assets"}
+SHARED = {"objectives", "batch", "shapes", "seeds", "checks"} | {
+    "readers",
+    "writers",
+    "selection",
+    "assets",
+}
 ENTRIES = {"fit", "validate", "sample", "evaluate", "prepare", "rounds", "report"}
 
 LAYERS = (  # from the bottom up: a part may import its own layer and those below

@@ -53,6 +53,13 @@ def test_a_missing_file_is_answered_with_the_nearest_name(tmp_path):
     write(tmp_path, b"{}\n", "train.jsonl")
     with pytest.raises(FileNotFoundError, match=r"trian.jsonl does not exist. Did you mean 'train"):
         read_jsonl(tmp_path / "trian.jsonl")
+    with pytest.raises(FileNotFoundError, match=r"train.json does not exist. Did you mean 'train"):
+        read_jsonl(tmp_path / "train.json")
+    write(tmp_path, b"{}\n", "trains.json")
+    with pytest.raises(FileNotFoundError, match=r"Did you mean 'trains\.json'"):
+        read_jsonl(tmp_path / "trains.jsonl")
+    with pytest.raises(FileNotFoundError, match=r"nine\.jsonl does not exist\.$"):
+        read_jsonl(tmp_path / "nine.jsonl")  # near to none by more than its ending
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         read_jsonl(tmp_path / "dta" / "train.jsonl")
     with pytest.raises(DataError, match="is a folder"):
@@ -69,6 +76,8 @@ def test_good_messages_are_returned_unchanged():
     [
         ({}, "the column 'messages' is missing; found the columns: none."),
         ({"message": []}, "found the columns: message. Did you mean 'message'?"),
+        ({"prompt": [USER]}, "columns: prompt. Rename the column 'prompt' to 'messages'."),
+        ({"prompt": "Why?"}, 'Write the prompt as "messages": [{"role": "user", "content": ...}].'),
         ({"messages": "hi"}, "messages must be a list of role and content, but is a str"),
         ({"messages": ["hi"]}, "messages[0] must be an object with exactly role and content"),
         ({"messages": [USER, {"role": "user"}]}, "messages[1] must be an object with exactly"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from operator import attrgetter
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.cli import SaveConfigCallback
 from rich import get_console
 from rich.panel import Panel
 from rich.table import Table
@@ -17,6 +18,7 @@ from rich.text import Text
 from sctom.callbacks.common import atomic_write, log_text, run_dir
 from sctom.modules.policy import PolicyModule
 from sctom.objectives import Objective
+from sctom.rewards import Reward
 from sctom.rollout import Sampling
 
 Line = tuple[str, str]
@@ -62,7 +64,8 @@ class Banner(Callback):
 
 def describe(trainer: L.Trainer, module: PolicyModule) -> list[Line]:
     """All lines of the banner, as (label, value)."""
-    rewards = ", ".join(f"{reward.name} x {reward.weight:g}" for reward in module.rewards)
+    arguments = reward_arguments(trainer) or [{} for _ in module.rewards]
+    rewards = ", ".join(map(reward_text, module.rewards, arguments))
     changed = differences(module)
     return [
         *_model_lines(trainer, module),
@@ -103,7 +106,7 @@ def _model_lines(trainer: L.Trainer, module: PolicyModule) -> list[Line]:
         clip = (
             "no gradient clipping"
             if module.max_grad_norm is None
-            else f"gradient norm to {module.max_grad_norm:g}"
+            else f"gradients clipped to norm {module.max_grad_norm:g}"
         )
         lines.append(("optimiser", f"{name}, learning rate {lr:g} ({rate}), {clip}"))
     return lines
@@ -143,6 +146,38 @@ def _size_lines(trainer: L.Trainer, module: PolicyModule) -> list[Line]:
             f"{updates} ({'on-policy' if updates == 1 else 'off-policy after the first'})",
         ),
     ]
+
+
+def reward_arguments(trainer: L.Trainer) -> list[Mapping[str, Any]]:
+    """The arguments of each reward, from the config of the run; nothing in a run without one."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, SaveConfigCallback):
+            rewards = callback.config.model.init_args.rewards
+            return [reward.get("init_args", {}) for reward in rewards]
+    return []
+
+
+def reward_text(reward: Reward, arguments: Mapping[str, Any]) -> str:
+    """A reward with its weight, and with those arguments that are not at their defaults.
+
+    >>> from sctom.rewards import SelfAware
+    >>> reward_text(SelfAware(abstained=-0.25), {"correct": 1.0, "abstained": -0.25})
+    'self_aware(abstained=-0.25) x 1'
+    """
+    changed = ", ".join(
+        f"{name}={value!r}"
+        for name, value in arguments.items()
+        if name not in ("weight", "name") and value != _default(type(reward), name)
+    )
+    return f"{reward.name}{f'({changed})' if changed else ''} x {reward.weight:g}"
+
+
+def _default(owner: type, name: str) -> Any:
+    """The default of an argument, which `**kwargs` may hand on to a base class."""
+    for cls in owner.__mro__:
+        if parameter := inspect.signature(cls).parameters.get(name):
+            return parameter.default
+    return inspect.Parameter.empty
 
 
 def _data_lines(trainer: L.Trainer) -> list[Line]:

@@ -63,6 +63,7 @@ class IterationCheckpoint(Checkpoint):
         self.every = every
         self.keep = keep
         self.save_model = save_model
+        self._due = False
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Save if this iteration is due."""
@@ -70,7 +71,11 @@ class IterationCheckpoint(Checkpoint):
         last = iteration == trainer.num_training_batches * (trainer.max_epochs or 1)
         steps = trainer.max_steps
         out_of_steps = steps != -1 and trainer.global_step >= steps
-        if iteration % self.every == 0 or last or out_of_steps or trainer.should_stop:
+        self._due |= iteration % self.every == 0
+        ending = last or out_of_steps or trainer.should_stop
+        # between two optimiser steps only: half-accumulated gradients are in no checkpoint
+        if ending or (self._due and iteration % trainer.accumulate_grad_batches == 0):
+            self._due = False
             self._save(trainer, iteration)
 
     def _save(self, trainer: L.Trainer, iteration: int) -> None:

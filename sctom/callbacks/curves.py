@@ -17,6 +17,7 @@ from sctom.callbacks.common import Record, show
 
 ROWS = {  # metric -> words
     "accuracy_known": "accuracy on known",
+    "accuracy_half": "accuracy on half known",
     "accuracy": "accuracy",
     "abstention_precision": "abstention precision",
     "abstention_recall": "abstention recall",
@@ -101,18 +102,24 @@ def markdown_table(comparison: Record) -> str:
 
 
 def learning_curves(metrics: Sequence[Record], evaluations: Sequence[Record]) -> bytes:
-    """Training reward by iteration above, evaluations below, as a PNG. NaN and null leave a gap.
+    """The reward by iteration, and below it the evaluations if there are any, as a PNG.
+
+    NaN and null leave a gap.
 
     Args:
         metrics: records with iteration and reward.
         evaluations: records with iteration and metrics.
     """
-    figure = Figure(figsize=(7.5, 6.5), layout="constrained")
+    panels = 2 if evaluations else 1
+    figure = Figure(figsize=(7.5, 0.3 + 3.1 * panels), layout="constrained")
     FigureCanvasAgg(figure)
-    above, below = figure.subplots(2, 1, sharex=True)
-    _reward_panel(above, metrics)
-    _evaluation_panel(below, evaluations)
-    for axes in (above, below):
+    column = figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0]
+    _reward_panel(column[0], metrics, evaluations)
+    if evaluations:
+        _evaluation_panel(column[1], evaluations)
+    column[-1].set_xlabel("iteration")
+    column[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in column:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#dddddd", linewidth=0.8)
         axes.set_axisbelow(True)
@@ -121,7 +128,7 @@ def learning_curves(metrics: Sequence[Record], evaluations: Sequence[Record]) ->
     return picture.getvalue()
 
 
-def _reward_panel(axes: Axes, metrics: Sequence[Record]) -> None:
+def _reward_panel(axes: Axes, metrics: Sequence[Record], evaluations: Sequence[Record]) -> None:
     iterations = [record["iteration"] for record in metrics]
     rewards = [_number(record.get("reward")) for record in metrics]
     window = max(1, len(rewards) // 15)
@@ -139,9 +146,20 @@ def _reward_panel(axes: Axes, metrics: Sequence[Record]) -> None:
         axes.plot(
             iterations, running_mean(rewards, window), color="#0072B2", linewidth=2.0, label=label
         )
-        axes.legend(frameon=False, loc="lower right")
+    if evaluations:
+        axes.plot(
+            [record["iteration"] for record in evaluations],
+            [_number(record["metrics"].get("reward")) for record in evaluations],
+            color="#CC79A7",
+            marker="D",
+            markersize=5,
+            linestyle="none",
+            label="validation",
+        )
+    if smoothed or evaluations:
+        axes.legend(frameon=False)
     axes.set_ylabel("mean reward")
-    axes.set_title("Training reward", loc="left", fontsize=11)
+    axes.set_title("Training reward (sampled)", loc="left", fontsize=11)
 
 
 def _evaluation_panel(axes: Axes, evaluations: Sequence[Record]) -> None:
@@ -159,8 +177,6 @@ def _evaluation_panel(axes: Axes, evaluations: Sequence[Record]) -> None:
         )
     axes.set_ylim(-0.03, 1.03)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("iteration")
     axes.set_ylabel("rate")
     axes.set_title("Validation: does it know what it knows?", loc="left", fontsize=11)
     axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=len(_CURVES))

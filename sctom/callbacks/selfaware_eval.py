@@ -42,10 +42,12 @@ class SelfAwareEval(Callback):
     its iteration. If the last iteration was not validated, it is evaluated when training ends.
 
     At the end it prints the table before/after and writes RUN/table.md and RUN/table.json, and
-    RUN/curves.png with the training reward from RUN/metrics.jsonl (`MetricsFile`).
+    RUN/curves.png with the training reward from RUN/metrics.jsonl (`MetricsFile`) beside the
+    validation reward.
 
     Validation prompts need the columns `answerable` (bool) and `expected_answer` (`data.columns:
-    selfaware`); `kind`, such as "known", adds metrics of its own.
+    selfaware`); `kind` adds metrics of its own, of which the table shows those of "known" and
+    "half".
 
     Args:
         final: evaluate when training ends, unless the last iteration has been validated.

@@ -1,7 +1,8 @@
-"""Prompts for PolicyModule: what to ask in which iteration is a function of (seed, iteration) alone."""
+"""Prompts for PolicyModule: which to ask is a function of (seed, iteration) alone."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ import lightning as L
 from sctom import readers
 from sctom.assets import resolve
 from sctom.batch import Prompt
+from sctom.checks import check_choices, check_numbers
 from sctom.data.template import check_length, render_prompt
 from sctom.seeds import permutation
 from sctom.tasks import selfaware
@@ -17,7 +19,7 @@ from sctom.tasks import selfaware
 Columns = Literal["plain", "selfaware"]
 
 
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
+def _plain(row: dict[str, Any], place: str) -> dict[str, Any]:
     """Keep the row; a final assistant message becomes the column `answer`."""
     messages = row["messages"]
     rest = {k: v for k, v in row.items() if k != "messages"}
@@ -26,7 +28,7 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "messages": messages}
 
 
-_CONVERTERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+_CONVERTERS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "plain": _plain,
     "selfaware": selfaware.prompt_row,
 }
@@ -35,8 +37,8 @@ _CONVERTERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 class PromptLoader:
     """A sized, resumable loader of one batch of prompts per iteration.
 
-    Prompt number k of the run is element k mod N of the permutation addressed by (seed, k div N). A rank takes every
-    world_size-th prompt of an iteration.
+    Prompt number k of the run is element k mod N of the permutation addressed by (seed, k div N). A
+    rank takes every world_size-th prompt of an iteration.
 
     Args:
         prompts: all prompts.
@@ -59,8 +61,8 @@ class PromptLoader:
     ) -> None:
         if per_iteration % world_size:
             raise ValueError(
-                f"{per_iteration} prompts per iteration cannot be shared by {world_size} processes; "
-                f"set data.prompts_per_iteration to a multiple of {world_size}"
+                f"{per_iteration} prompts per iteration cannot be shared by {world_size} "
+                f"processes; set data.prompts_per_iteration to a multiple of {world_size}"
             )
         self.prompts = prompts
         self.per_iteration = per_iteration
@@ -104,13 +106,13 @@ class PromptLoader:
 
 
 class EvalLoader:
-    """Walks once through the prompts, in file order, `size` at a time; a rank takes every world_size-th batch."""
+    """Walks once through the prompts in file order; a rank takes every world_size-th prompt."""
 
     def __init__(
         self, prompts: list[Prompt], size: int, *, rank: int = 0, world_size: int = 1
     ) -> None:
-        batches = [prompts[i : i + size] for i in range(0, len(prompts), size)]
-        self.batches = batches[rank::world_size]
+        mine = prompts[rank::world_size]
+        self.batches = [mine[i : i + size] for i in range(0, len(mine), size)]
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -122,7 +124,8 @@ class EvalLoader:
 class PromptData(L.LightningDataModule):
     """Prompts from JSONL files in the messages format, one batch of them per iteration.
 
-    Each line is {"messages": [{"role", "content"}, ...], ...}. Columns beside the messages go to the rewards by name.
+    Each line is {"messages": [{"role", "content"}, ...], ...}. Columns beside the messages go to
+    the rewards by name; a column that only some rows have is None in the others.
 
     Args:
         train: JSONL file of training prompts ("sctom:..." for one that sctom ships).
@@ -132,10 +135,12 @@ class PromptData(L.LightningDataModule):
         val_batch: validation prompts sampled at once.
         val_limit: validate on the first so many prompts; null for all.
         max_prompt_tokens: a longer prompt is an error that names it.
-        columns: "plain": a last assistant message becomes the column `answer`; "selfaware": the columns of the SC-TOM
-            rewards (expected_answer, is_unanswerable, answerable, ...).
-        system: replaces the system message of every row (or is put in front of it); null leaves the rows alone.
-        shots: turns put in front of every prompt, after the system message: examples of a question and its answer.
+        columns: "plain": a last assistant message becomes the column `answer`; "selfaware": the
+            columns of the SC-TOM rewards (expected_answer, is_unanswerable, answerable, ...).
+        system: replaces the system message of every row (or is put in front of it); null leaves the
+            rows alone.
+        shots: turns put in front of every prompt, after the system message: examples of a question
+            and its answer.
         seed: address of the order of the prompts; null takes seed_everything.
     """
 
@@ -155,14 +160,16 @@ class PromptData(L.LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        for name, value in {
+        counts = {
             "prompts_per_iteration": prompts_per_iteration,
             "iterations": iterations,
             "val_batch": val_batch,
             "max_prompt_tokens": max_prompt_tokens,
-        }.items():
-            if value < 1:
-                raise ValueError(f"data.{name} must be at least 1 but is {value}")
+            **({} if val_limit is None else {"val_limit": val_limit}),
+        }
+        numbers = {name: (value, "at least 1", 1, math.inf) for name, value in counts.items()}
+        check_numbers("data", numbers)
+        check_choices("data", {"columns": (columns, tuple(_CONVERTERS))})
         self.train_path = train
         self.val_path = val
         self.prompts_per_iteration = prompts_per_iteration
@@ -182,16 +189,20 @@ class PromptData(L.LightningDataModule):
         self.val_prompts: list[Prompt] = []
 
     def setup(self, stage: str) -> None:
-        """Read and check the files; no tokenizer is needed yet."""
+        """Read and check the files, once; no tokenizer is needed yet."""
+        if self.train_rows:
+            return
         self.train_rows = self._read(self.train_path)
         self.val_rows = self._read(self.val_path)[: self.val_limit] if self.val_path else []
 
     def _read(self, path: str) -> list[dict[str, Any]]:
         file = resolve(path)
-        rows = readers.read_jsonl(file)
-        for number, row in enumerate(rows, start=1):
-            row["messages"] = self._framed(readers.check_messages(row, f"{file}:{number}"))
-        return [_CONVERTERS[self.columns](row) for row in rows]
+        rows = []
+        for number, row in enumerate(readers.read_jsonl(file), start=1):
+            place = f"{file}:{number}"
+            row["messages"] = self._framed(readers.check_messages(row, place))
+            rows.append(_CONVERTERS[self.columns](row, place))
+        return rows
 
     def _framed(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
         """The messages with the run's system message and examples in place."""
@@ -207,12 +218,17 @@ class PromptData(L.LightningDataModule):
         self.val_prompts = self._render(self.val_rows, tokenizer, self.val_path or "")
 
     def _render(self, rows: list[dict[str, Any]], tokenizer: Any, path: str) -> list[Prompt]:
+        names = {name for row in rows for name in row} - {"messages"}
         prompts = []
         for index, row in enumerate(rows):
-            ids = render_prompt(tokenizer, row["messages"])
-            check_length(ids, self.max_prompt_tokens, place=f"{resolve(path)}:{index + 1}")
-            rest = {k: v for k, v in row.items() if k != "messages"}
-            prompts.append(Prompt(index, ids, row["messages"], rest))
+            place = f"{resolve(path)}:{index + 1}"
+            try:
+                ids = render_prompt(tokenizer, row["messages"])
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{place}: {error}") from error
+            check_length(ids, self.max_prompt_tokens, place=place)
+            columns = {name: row.get(name) for name in sorted(names)}
+            prompts.append(Prompt(index, ids, row["messages"], columns))
         return prompts
 
     def train_dataloader(self) -> PromptLoader:

@@ -59,6 +59,8 @@ class Backbone:
             )
         if not 0.0 <= lora_dropout < 1.0:
             raise ValueError(f"lora_dropout must be in [0, 1) but is {lora_dropout}")
+        if lora_alpha is not None and not lora_alpha > 0:
+            raise ValueError(f"lora_alpha must be null or above 0 but is {lora_alpha}")
         if adapter is None and lora_rank == 0 and lora_dropout > 0.0:
             raise ValueError(
                 "lora_dropout is set but lora_rank is 0; set lora_rank or drop lora_dropout"
@@ -82,6 +84,16 @@ class Backbone:
             FileNotFoundError: the path looks local and is not there.
         """
         return _existing(self.path, what="model.backbone.path")
+
+    def check_paths(self) -> None:
+        """Check that what looks like a local folder is there.
+
+        Raises:
+            FileNotFoundError: it is not; the message names the nearest folder.
+        """
+        _existing(self.path, what="model.backbone.path")
+        if self.adapter is not None:
+            _existing(self.adapter, what="model.backbone.adapter")
 
     def load_tokenizer(self) -> Any:
         """The tokenizer, with a chat template and a pad token.
@@ -109,9 +121,17 @@ class Backbone:
         from transformers import AutoModelForCausalLM
 
         options = {"attn_implementation": self.attention} if self.attention else {}
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            self.location, dtype=DTYPES[self.dtype], **options
+        read: Any = AutoModelForCausalLM.from_pretrained(
+            self.location, dtype=DTYPES[self.dtype], output_loading_info=True, **options
         )
+        model, loaded = read
+        if loaded["missing_keys"]:
+            missing = sorted(loaded["missing_keys"])
+            raise ValueError(
+                f"{self.path} lacks {len(missing)} weights its config.json asks for, {missing[0]} "
+                "first, and they would start out random; the folder is incomplete or its "
+                "config.json is of another model"
+            )
         if self.adapter is not None:
             model = self._with_saved_adapter(model)
         elif self.lora_rank:
@@ -147,18 +167,22 @@ class Backbone:
 
 
 def _existing(path: str, *, what: str) -> str:
-    """The path if it is there, or a hub name left as it is.
+    """The path if it is there, or a hub name as it is; else an error with the nearest name.
 
-    Anything else is an error with the nearest name.
+    A name of the form owner/name is taken for a hub name unless a folder `owner` is here or it is
+    one of the folders that sctom's own commands write to.
     """
     folder = resolve(path)
     if folder.exists():
         return str(folder)
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not folder.parent.exists():
+    local = folder.parent.exists() or path.startswith(("models/", "runs/"))
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not local:
         return path
     siblings = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
     near = difflib.get_close_matches(folder.name, siblings, n=1)
     hint = f"; did you mean {folder.parent / near[0]}?" if near else ""
+    if path == "models/smollm2-135m":
+        hint = "; `make smollm2` makes it"
     raise FileNotFoundError(
         f"{what}: {path} is neither a folder here nor a hub name of the form owner/name{hint}"
     )

@@ -44,6 +44,23 @@ class Means:
         return {**means, **self._extremes}
 
 
+_OWN = {"loss", "policy_loss", "kl", "entropy", "grad_norm", "learning_rate", "step", "step_time"}
+
+
+def refuse_taken_names(logged: dict[str, float], own: dict[str, float]) -> None:
+    """Refuse metrics of reward functions that carry the name of one of sctom's.
+
+    Raises:
+        ValueError: naming them.
+    """
+    taken = sorted(logged.keys() & (own.keys() | _OWN))
+    if taken:
+        raise ValueError(
+            f"a reward function logs {', '.join(taken)} with log_metric, which sctom logs itself; "
+            "choose another name, such as my_reward/" + taken[0]
+        )
+
+
 def _spread(values: Sequence[float]) -> float:
     return stdev(values) if len(values) > 1 else 0.0
 

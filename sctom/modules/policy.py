@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -17,16 +16,26 @@ from torch import Tensor, nn
 import sctom.losses
 from sctom.batch import Prompt, Rollout, Row, split_rows
 from sctom.modules.backbone import Backbone, stop_ids, trainable
+from sctom.modules.fill import charge_kl, fill_logps, fill_rewards
 from sctom.modules.guard import FiniteGuard
-from sctom.modules.metrics import Means, peak_memory_mib, rollout_metrics
+from sctom.modules.metrics import Means, peak_memory_mib, refuse_taken_names, rollout_metrics
+from sctom.modules.ranks import exchanging_gradients, gathered
 from sctom.modules.reference import Reference, ReferenceKind, make_reference
 from sctom.modules.schedule import ScheduleName, learning_rate_factor
 from sctom.modules.scoring import MicroBatch, Scorer, collate
 from sctom.modules.settings import check_fit, check_settings
-from sctom.modules.state import Progress, check_same_model, go_on_if_longer, keep_trained
+from sctom.modules.state import (
+    Progress,
+    check_same_model,
+    check_same_start,
+    go_on_if_longer,
+    keep_trained,
+    optimizer_name,
+    origin,
+)
 from sctom.modules.update import policy_loss, update_metrics
 from sctom.objectives import Objective, Totals
-from sctom.rewards import Reward, check_rewards, combine, run_rewards
+from sctom.rewards import Reward, check_rewards
 from sctom.rollout import LocalSampler, Sampler, Sampling
 from sctom.seeds import seed_for
 
@@ -163,13 +172,14 @@ class PolicyModule(L.LightningModule):
 
     def configure_model(self) -> None:
         """Load the weights and freeze the reference."""
-        if hasattr(self, "model"):
+        if "model" in self._modules:
             return
         self.model = self.backbone.load_model()
         self.stop_ids = stop_ids(self.model, self.tokenizer)
         self._reference = make_reference(
             self.reference_kind, self.model, self.backbone, self.reference_backbone
         )
+        self._origin = origin(self.model, self._reference.model if self._reference else None)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The optimiser the config names, over the trained weights."""
@@ -235,7 +245,9 @@ class PolicyModule(L.LightningModule):
         times.append(time.perf_counter())
         names = ("time/generate", "time/reward", "time/score")
         phases = {n: b - a for n, a, b in zip(names, times, times[1:], strict=False)}
-        metrics = rollout_metrics(rollout) | extra | kl | phases
+        metrics = rollout_metrics(rollout) | kl | phases
+        refuse_taken_names(extra, metrics)
+        metrics |= extra
         metrics["tokens_per_second"] = sum(len(r.ids) for r in rows) / max(
             times[1] - times[0], 1e-9
         )
@@ -262,58 +274,27 @@ class PolicyModule(L.LightningModule):
 
     def score_rewards(self, rows: Sequence[Row], group_size: int) -> dict[str, float]:
         """Fill in the rewards of rows; returns what the reward functions logged."""
-        columns = {
-            name: [row.prompt.columns.get(name) for row in rows] for name in rows[0].prompt.columns
-        }
-        results = run_rewards(
-            self.rewards,
-            prompts=[row.prompt.messages for row in rows],
-            completions=[[{"role": "assistant", "content": row.text}] for row in rows],
-            completion_ids=[row.ids for row in rows],
-            columns=columns,
-            trainer_state=self.progress,
-        )
-        weights = {reward.name: reward.weight for reward in self.rewards}
-        totals = combine(results.values, weights, group_size)
-        for i, row in enumerate(rows):
-            row.rewards = {name: values[i] for name, values in results.values.items()}
-            row.extra = {name: values[i] for name, values in results.extra.items()}
-            row.reward = totals[i]
-        return results.metrics
+        return fill_rewards(rows, self.rewards, group_size, self.progress)
 
     @torch.no_grad()
     def score_policies(self, rows: Sequence[Row]) -> None:
         """Fill in old and reference log-probabilities where the run needs them."""
-        steps = self.passes * len(list(Rollout(list(rows), 1).split(self.minibatch_size)))
+        steps = self.passes * math.ceil(len(rows) / (self.minibatch_size or len(rows)))
         if steps > 1 or self.kl_in == "reward":
-            self._store(rows, "old_logps", self.model)
+            fill_logps(rows, "old_logps", self.scorer, self.model, self.micro_batch_size)
         if self._reference is not None:
             with self._reference.scoring() as model:
-                self._store(rows, "ref_logps", model)
-
-    def _store(self, rows: Sequence[Row], name: str, model: nn.Module) -> None:
-        model.eval()
-        for part in split_rows(rows, self.micro_batch_size):
-            logps, _ = self.scorer(model, collate(part, self.device))
-            for row, values in zip(part, logps.cpu(), strict=True):
-                setattr(row, name, values[: len(row.ids)])
+                fill_logps(rows, "ref_logps", self.scorer, model, self.micro_batch_size)
 
     def _charge_kl(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Take beta times each completion's KL estimate from its reward, if the KL goes there."""
         if self._reference is None or self.kl_in == "loss":
             return {}
-        estimate = getattr(sctom.losses, f"kl_{self.kl_estimator}")
-        total = 0.0
-        for row in rows:
-            kl = float(estimate(row.old_logps[None], row.ref_logps[None]).sum())
-            row.reward -= self.beta * kl
-            total += kl
-        return {"kl": total / sum(len(row.ids) for row in rows)}
+        return {"kl": charge_kl(rows, self.kl_estimator, self.beta)}
 
     def _compare(self, rollout: Rollout) -> None:
         rewards = torch.tensor([row.reward for row in rollout.rows], dtype=torch.float64)
         rewards = rewards.view(-1, self.group_size)
-        everywhere = self._gathered(rewards).view(-1, self.group_size)
+        everywhere = gathered(self, rewards).view(-1, self.group_size)
         advantages = self.bound.advantages(everywhere)
         mine = advantages.view(-1, *rewards.shape)[self.global_rank].flatten().tolist()
         for row, advantage in zip(rollout.rows, mine, strict=True):
@@ -334,13 +315,13 @@ class PolicyModule(L.LightningModule):
         parts = list(split_rows(rows, self.micro_batch_size))
         self.model.train()
         for number, part in enumerate(parts):
-            with self._last_synchronises(number + 1 == len(parts)):
+            with exchanging_gradients(self.trainer, number + 1 == len(parts)):
                 loss = self.loss(collate(part, self.device), totals, means, number)
                 finite &= bool(torch.isfinite(loss))
                 self.manual_backward(loss * self.trainer.world_size)
         self.model.eval()
         norm = self._clip()
-        finite = self._everywhere(finite and bool(torch.isfinite(norm)))
+        finite = bool(gathered(self, torch.isfinite(norm) & finite).all())
         self._set_learning_rate(optimizer)
         if finite:
             optimizer.step()
@@ -378,7 +359,7 @@ class PolicyModule(L.LightningModule):
     def totals(self, rows: Sequence[Row]) -> Totals:
         """The counts of an optimiser step over all ranks."""
         counts = torch.tensor([sum(len(r.ids) for r in rows), len(rows)], dtype=torch.float64)
-        tokens, sequences = self._gathered(counts).sum(0).tolist()
+        tokens, sequences = gathered(self, counts).sum(0).tolist()
         return Totals(tokens, sequences, self.sampling.max_new_tokens)
 
     def total_updates(self) -> int:
@@ -401,32 +382,11 @@ class PolicyModule(L.LightningModule):
         parameters = [p for _, p in trainable(self.model)]
         return nn.utils.clip_grad_norm_(parameters, self.max_grad_norm or math.inf)
 
-    def _gathered(self, values: Tensor) -> Tensor:
-        """The values of every rank, stacked in front: [ranks, ...]."""
-        if self.trainer.world_size == 1:
-            return values[None]
-        gathered = self.all_gather(values.to(self.device))
-        assert isinstance(gathered, Tensor)
-        return gathered.cpu()
-
-    def _everywhere(self, finite: bool) -> bool:
-        return bool(self._gathered(torch.tensor(finite)).all())
-
-    @contextmanager
-    def _last_synchronises(self, last: bool) -> Iterator[None]:
-        """Ranks exchange gradients once per update, at its last micro-batch."""
-        blocker = getattr(self.trainer.strategy, "block_backward_sync", None)
-        if last or blocker is None:
-            yield
-        else:
-            with self.trainer.strategy.block_backward_sync():  # type: ignore[attr-defined]
-                yield
-
     # ---- reporting and validation ----------------------------------------------------------------
 
     def _report(self, rollout: Rollout, metrics: dict[str, float]) -> None:
         seen = torch.tensor(sum(len(r.prompt.ids) + len(r.ids) for r in rollout.rows))
-        self.progress.num_tokens += int(self._gathered(seen).sum())
+        self.progress.num_tokens += int(gathered(self, seen).sum())
         metrics["num_tokens"] = float(self.progress.num_tokens)
         metrics["skipped_updates"] = float(self.progress.skipped)
         self.last_rollout, self.last_metrics = rollout, metrics
@@ -451,6 +411,8 @@ class PolicyModule(L.LightningModule):
         """Keep the trained weights and the run's progress."""
         keep_trained(self, checkpoint)
         checkpoint["progress"] = asdict(self.progress)
+        checkpoint["origin"] = self._origin
+        checkpoint["optimizer"] = optimizer_name(self.make_optimizer)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take up the progress of a checkpoint of this model.
@@ -459,5 +421,8 @@ class PolicyModule(L.LightningModule):
             ValueError: it is of another model.
         """
         check_same_model(self, self.backbone, checkpoint)
+        used = optimizer_name(self.make_optimizer)
+        start = self._origin if self._reference else checkpoint["origin"]
+        check_same_start(checkpoint, start=start, optimizer=used)
         self.progress = Progress(**checkpoint["progress"])
         go_on_if_longer(checkpoint, self.trainer)

@@ -21,13 +21,19 @@ class Reference:
         scoring: context manager that yields the reference as a model.
         equals_start: whether it computes the same as the policy does before any update, so that KL
             must start at 0.
+        model: the other model it scores with, if it is one.
     """
 
     def __init__(
-        self, scoring: Callable[[], AbstractContextManager[nn.Module]], *, equals_start: bool
+        self,
+        scoring: Callable[[], AbstractContextManager[nn.Module]],
+        *,
+        equals_start: bool,
+        model: nn.Module | None = None,
     ) -> None:
         self.scoring = scoring
         self.equals_start = equals_start
+        self.model = model
 
 
 def make_reference(
@@ -109,4 +115,4 @@ def _model(policy: nn.Module, other: Backbone) -> Reference:
         with torch.no_grad():
             yield model.to(device)
 
-    return Reference(scoring, equals_start=False)
+    return Reference(scoring, equals_start=False, model=model)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from rich.console import Console
 
 from sctom.batch import Prompt, Row
 from sctom.data.template import render_dialogue
@@ -61,11 +60,10 @@ def run_self_checks(module: PolicyModule, prompts: Sequence[Prompt]) -> list[Che
     ]
     results = [check() for check in checks]
     if module.trainer.is_global_zero:
-        console = Console()
         for result in results:
-            mark = "[green]ok[/]" if result.passed else "[red]FAILED[/]"
-            line = f"  self-check {result.name}: {mark} {result.detail}"
-            console.print(line, highlight=False, soft_wrap=True)
+            mark = "ok" if result.passed else "FAILED"
+            line = f"  self-check {mark}: {result.name}: {result.detail}"
+            print(line)
     failed = [f"{r.name}: {r.detail}" for r in results if not r.passed]
     if failed:
         raise SelfCheckError(

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+import torch
+
+from sctom.checks import check_choices, check_numbers
 
 if TYPE_CHECKING:
     from sctom.modules.policy import PolicyModule
+
+
+LARGEST, SMALLEST = sys.float_info.max, sys.float_info.min
 
 
 def check_settings(module: PolicyModule) -> None:
@@ -21,11 +30,28 @@ def check_settings(module: PolicyModule) -> None:
             "model.group_size is 1: a completion is compared with the others of its group, "
             "so alone its advantage is always 0; set group_size to 2 or more"
         )
-    for name in ("group_size", "micro_batch_size", "passes", "val_samples"):
-        if getattr(module, name) < 1:
-            raise ValueError(f"model.{name} must be at least 1 but is {getattr(module, name)}")
-    if module.beta < 0 or not math.isfinite(module.beta):
-        raise ValueError(f"model.beta must be 0 or positive but is {module.beta}")
+    least_one = ("at least 1", 1, math.inf)
+    numbers: dict[str, tuple[Any, str, float, float]] = {
+        name: (getattr(module, name), *least_one)
+        for name in ("group_size", "micro_batch_size", "passes", "val_samples")
+    }
+    numbers["beta"] = (module.beta, "0 or a positive number", 0, LARGEST)
+    numbers["warmup_ratio"] = (module.warmup_ratio, "from 0 to 1", 0, 1)
+    numbers["seed"] = (module.seed, "from 0 to 2**62", 0, 2**62)
+    if module.minibatch_size is not None:
+        numbers["minibatch_size"] = (module.minibatch_size, "null or at least 1", 1, math.inf)
+    if module.max_grad_norm is not None:
+        numbers["max_grad_norm"] = (module.max_grad_norm, "null or above 0", SMALLEST, math.inf)
+    check_numbers("model", numbers)
+    check_choices(
+        "model",
+        {
+            "reference": (module.reference_kind, ("none", "base", "initial", "model")),
+            "kl_estimator": (module.kl_estimator, ("k1", "k2", "k3")),
+            "kl_in": (module.kl_in, ("loss", "reward")),
+            "schedule": (module.schedule, ("constant", "linear", "cosine")),
+        },
+    )
     if module.beta > 0 and module.reference_kind == "none":
         raise ValueError(
             f"beta is {module.beta} but reference is none, so there is nothing to stay close to; "
@@ -46,10 +72,7 @@ def check_settings(module: PolicyModule) -> None:
             "model.sampling.temperature is 0: greedy completions of a group are all equal; "
             "set it above 0"
         )
-    if module.minibatch_size is not None and module.minibatch_size < 1:
-        raise ValueError(
-            f"model.minibatch_size must be at least 1 or null but is {module.minibatch_size}"
-        )
+    check_objective(module)
     if not module.rewards:
         raise ValueError("model.rewards is empty; name at least one reward")
     if not module.sampling.full_support:
@@ -78,3 +101,42 @@ def check_fit(module: PolicyModule, prompts_per_iteration: int, world_size: int)
             f"{module.group_size} on {world_size} process(es)) cannot be split into minibatches of "
             f"{size}; set model.minibatch_size to one of {fitting}"
         )
+
+
+def check_objective(module: PolicyModule) -> None:
+    """Let the loss judge its own settings, on one token, before anything is loaded.
+
+    Raises:
+        ValueError: naming the objective.
+    """
+    one = torch.zeros(1, 1)
+    try:
+        module.bound.loss(one, one, torch.ones(1), torch.ones(1, 1))
+    except ValueError as error:
+        raise ValueError(f"model.objective {type(module.objective).__name__}: {error}") from error
+
+
+def check_trainer(trainer: L.Trainer, iterations: int) -> None:
+    """Refuse trainer options that mean something else, or nothing, where one step is one iteration.
+
+    Raises:
+        ValueError: naming the option and what to set instead.
+    """
+    interval = trainer.val_check_interval
+    wrong = {
+        "max_epochs": (trainer.max_epochs != 1, "data.iterations is the length of a run"),
+        "max_steps": (trainer.max_steps != -1, "data.iterations is the length of a run"),
+        "accumulate_grad_batches": (
+            trainer.accumulate_grad_batches != 1,
+            "set model.micro_batch_size, which changes memory and not the result",
+        ),
+        "gradient_clip_val": (trainer.gradient_clip_val is not None, "set model.max_grad_norm"),
+        "val_check_interval": (
+            isinstance(interval, int) and interval > iterations,
+            f"it is {interval}, more than the {iterations} iterations of the run; "
+            "1.0 validates at the end only",
+        ),
+    }
+    for name, (is_wrong, advice) in wrong.items():
+        if is_wrong:
+            raise ValueError(f"trainer.{name} does not fit a PolicyModule: {advice}")

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import nn
 
 from sctom.modules.backbone import Backbone, fingerprint, trainable
 
@@ -25,11 +28,54 @@ class Progress:
     num_tokens: int = 0
     """Prompt and completion tokens seen, over all ranks."""
 
+    @property
+    def global_step(self) -> int:
+        """The updates, under the name that reward functions written for TRL read."""
+        return self.updates
+
 
 def frozen_fingerprint(module: L.LightningModule) -> str:
     """A hash of the weights of `module.model` that are not trained."""
     parameters = module.model.named_parameters()  # type: ignore[union-attr]
     return fingerprint((name, p) for name, p in parameters if not p.requires_grad)
+
+
+def origin(policy: nn.Module, reference: nn.Module | None = None) -> str:
+    """A hash of the weights a run starts from and of its reference model, before any update."""
+    return fingerprint(
+        (name, p)
+        for model in (policy, reference)
+        if model is not None
+        for name, p in model.named_parameters()
+    )
+
+
+def optimizer_name(make: OptimizerCallable) -> str:
+    """The class of the optimiser a config names."""
+    return type(make([nn.Parameter(torch.zeros(1))])).__name__
+
+
+def check_same_start(checkpoint: dict[str, Any], *, start: str, optimizer: str) -> None:
+    """Refuse to go on with other starting weights or another optimiser.
+
+    Args:
+        checkpoint: as loaded.
+        start: `origin` of this run's config.
+        optimizer: name of the class of this run's optimiser.
+
+    Raises:
+        ValueError: with what differs.
+    """
+    if checkpoint["origin"] != start:
+        raise ValueError(
+            "the weights that this run started from, which its reference is a copy of, are no "
+            "longer those that the config loads; restore them, or start a fresh run"
+        )
+    if checkpoint["optimizer"] != optimizer:
+        raise ValueError(
+            f"this run was trained with {checkpoint['optimizer']}, whose state {optimizer} cannot "
+            "take over; name the same optimiser, or start a fresh run from RUN/model"
+        )
 
 
 def keep_trained(module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

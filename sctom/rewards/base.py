@@ -18,6 +18,7 @@ counted as 0 (see `combine`).
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import re
@@ -218,6 +219,9 @@ def _start(reward: Reward, given: Mapping[str, Any]) -> Any:
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     names = {parameter.name for parameter in parameters}
     arguments = {name: value for name, value in given.items() if takes_all or name in names}
+    for name in arguments.keys() & {"prompts", "completions", "completion_ids"}:
+        # what a reward does to its lists must reach neither the run nor other rewards
+        arguments[name] = copy.deepcopy(arguments[name])
     try:
         result = reward(**arguments)
     except Exception as error:

@@ -109,5 +109,5 @@ def _module(name: str, path: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise RewardError(f"{path!r}: importing {name} failed: {error}") from error
         folder = f"the folder that holds {name.partition('.')[0]}"
-        hint = f"start from {folder}, or add that folder to PYTHONPATH"
+        hint = f"start from {folder}, add that folder to PYTHONPATH, or install its package"
         raise RewardError(f"{path!r}: there is no module named {error.name!r}; {hint}") from error

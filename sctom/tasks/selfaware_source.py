@@ -62,8 +62,8 @@ _HOLD_OUT, _THIN, _SHUFFLE = range(3)
 """What a draw is for: the second part of its address, after the seed."""
 
 _WHERE = (
-    "get data/SelfAware.json from https://github.com/yinzhangyue/SelfAware (CC-BY-SA-4.0) "
-    "and name it with --source"
+    "Get data/SelfAware.json from https://github.com/yinzhangyue/SelfAware (CC-BY-SA-4.0) "
+    "and name it with --source."
 )
 
 
@@ -77,15 +77,15 @@ def read_selfaware(path: str | Path) -> list[Row]:
     try:
         path = check_is_file(path)
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{error}; {_WHERE}") from error
+        raise FileNotFoundError(f"{error} {_WHERE}") from error
     try:
         content = json.loads(path.read_bytes())
     except ValueError as error:
-        raise DataError(f"{path} is not valid JSON ({error}); {_WHERE}") from error
+        raise DataError(f"{path} is not valid JSON ({error}). {_WHERE}") from error
     questions = content.get("example") if isinstance(content, dict) else None
     if not isinstance(questions, list) or not questions:
         found = f"the keys {sorted(content)}" if isinstance(content, dict) else "no object"
-        raise DataError(f'{path} must hold a list "example" but has {found}; {_WHERE}')
+        raise DataError(f'{path} must hold a list "example" but has {found}. {_WHERE}')
     for index, question in enumerate(questions):
         _check_question(question, f"{path}: example[{index}]")
     number, times = Counter(question["question_id"] for question in questions).most_common(1)[0]

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.cli import SaveConfigCallback
 from rich.console import Console
 
 from sctom.callbacks import Banner
 from sctom.callbacks.banner import describe, differences
 from sctom.modules import Backbone, PolicyModule
 from sctom.objectives import CISPO, DAPO, GRPO, RLOO, DrGRPO, Objective
-from sctom.rewards import SelfAware
+from sctom.rewards import FunctionReward, SelfAware
 from sctom.rollout import Sampling
 
 
@@ -33,6 +34,7 @@ def make(objective: Objective | None = None, **settings: Any) -> PolicyModule:
 @pytest.fixture
 def attach(trainer: SimpleNamespace) -> Callable[[PolicyModule], dict[str, str]]:
     """Puts a module into a trainer and describes it."""
+    trainer.callbacks = []
     trainer.datamodule = SimpleNamespace(
         prompts_per_iteration=4, iterations=7, train_path="train.jsonl", val_path="val.jsonl",
         train_prompts=[None] * 1234, val_prompts=[None] * 5,
@@ -51,7 +53,7 @@ def test_a_run_in_words(attach: Callable[[PolicyModule], dict[str, str]]) -> Non
     lines = attach(module)
     assert lines["model"] == "tiny (LoRA of rank 8, alpha 16, on all-linear; float32)"
     assert lines["trained"] == "10 of 100 parameters (10.00%)"
-    assert lines["optimiser"] == "SGD, learning rate 0.5 (constant), gradient norm to 1"
+    assert lines["optimiser"] == "SGD, learning rate 0.5 (constant), gradients clipped to norm 1"
     assert lines["objective"] == "GRPO(clip_low=0.2, clip_high=0.2, ratio_max=None, scale='group')"
     assert lines["formula"] == GRPO.formula
     assert "every completion weighs the same" in lines["loss is divided"]
@@ -66,6 +68,40 @@ def test_a_run_in_words(attach: Callable[[PolicyModule], dict[str, str]]) -> Non
     assert lines["training data"] == "train.jsonl (1,234 rows)"
     assert lines["validation data"] == "val.jsonl (5 rows)"
     assert "in the first update of a rollout" in lines["note"]
+
+
+def test_rewards_are_shown_with_the_arguments_of_the_config(
+    attach: Callable[[PolicyModule], dict[str, str]],
+    trainer: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    class Brevity(SelfAware):
+        def __init__(self, words: int = 6, **table: float) -> None:
+            super().__init__(name="brevity", **table)
+
+    module = make()
+    module.rewards = [
+        Brevity(4, weight=0.5, wrong=-2.0),
+        FunctionReward("os.path.join", name="j"),
+        SelfAware(),
+    ]
+    module._trainer = trainer
+    assert attach(module)["rewards"] == "brevity x 0.5, j x 1, self_aware x 1"  # without a config
+    given: list[dict[str, Any]] = [
+        {"init_args": {"words": 4, "weight": 0.5, "correct": 1.0, "wrong": -2.0}},
+        {"init_args": {"path": "os.path.join", "name": "j", "arguments": None}},
+        {},
+    ]
+    init_args = SimpleNamespace(rewards=given)
+    config = SimpleNamespace(model=SimpleNamespace(init_args=init_args))
+    saves = SaveConfigCallback(parser=None, config=config)
+    trainer.callbacks = [Banner(), saves]
+    described = dict(describe(trainer, module))["rewards"]
+    assert (
+        described
+        == "brevity(words=4, wrong=-2.0) x 0.5, j(path='os.path.join') x 1, self_aware x 1"
+    )
 
 
 def test_what_is_not_there_is_said(attach: Callable[[PolicyModule], dict[str, str]]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import matplotlib.image
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from sctom.callbacks.curves import (
@@ -59,8 +60,26 @@ def test_curves_are_drawn_whatever_is_missing(iterations: int) -> None:
     metrics = [{"iteration": i, "reward": None if i == 7 else i / 60} for i in range(iterations)]
     evaluations = [evaluation(i, accuracy_known=None, over_refusal=0.2) for i in range(iterations)]
     image = matplotlib.image.imread(io.BytesIO(learning_curves(metrics, evaluations)))
-    assert image.shape[:2] == (975, 1125)
+    assert image.shape[:2] == (975 if iterations else 510, 1125)
     assert image.std() > 0.01
+
+
+def test_the_validation_reward_stands_beside_that_of_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    metrics = [{"iteration": 1, "reward": 0.1}, {"iteration": 2, "reward": 0.2}]
+    learning_curves(metrics, [evaluation(0, reward=-0.5), evaluation(2, reward=None)])
+    learning_curves(metrics, [])
+    above, below = figures[0].axes
+    training, validation = above.lines
+    assert list(training.get_ydata()) == [0.1, 0.2]
+    assert list(validation.get_xdata()) == [0, 2]
+    assert validation.get_ydata()[0] == -0.5 and math.isnan(validation.get_ydata()[1])
+    assert below.get_xlabel() == "iteration" and above.get_xlabel() == ""
+    [alone] = figures[1].axes
+    assert len(alone.lines) == 1 and alone.get_xlabel() == "iteration"
 
 
 def test_a_running_mean_of_nothing_is_nan() -> None:

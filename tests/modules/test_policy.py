@@ -317,7 +317,7 @@ def test_not_finite_gradients_are_skipped_counted_and_end_the_run(
     ("settings", "message"),
     [
         ({"beta": 0.1}, "beta is 0.1 but reference is none"),
-        ({"beta": -1.0, "reference": "base"}, "beta must be 0 or positive"),
+        ({"beta": -1.0, "reference": "base"}, "beta must be 0 or a positive number"),
         ({"group_size": 0}, "group_size must be at least 1"),
         ({"sampling": Sampling(temperature=0.0)}, "greedy completions"),
         (

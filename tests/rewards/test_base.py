@@ -50,7 +50,7 @@ def trl_style(completions, **kwargs):
 
 def trl_columns(prompts, completions, completion_ids, answer, limit, trainer_state=None, **kwargs):
     assert kwargs.keys() == {"log_extra", "log_metric"}
-    assert prompts is PROMPTS
+    assert prompts == PROMPTS
     assert answer == ["x", "y", "z"]
     return [len(i) + n if n < 2 else None for i, n in zip(completion_ids, limit, strict=True)]
 

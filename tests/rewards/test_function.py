@@ -87,6 +87,7 @@ def test_a_function_itself_and_an_object():
         ("my_rewards.lenght_reward", None, "Did you mean 'length_reward'?"),
         ("my_rewards.zzz", None, "has no 'zzz'. It has: LIMIT, Object, functools, get_number"),
         ("my_reward.length_reward", None, "there is no module named 'my_reward'; start from"),
+        ("my_reward.length_reward", None, "that folder to PYTHONPATH, or install its package"),
         ("my_broken.reward", None, "importing my_broken failed: No module named 'no_such_depend"),
         ("my_rewards.LIMIT", None, "must give a function but gives 3"),
         ("my_rewards.LIMIT", {}, "has `arguments`, so must be a function; found 3"),

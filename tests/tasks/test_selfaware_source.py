@@ -204,9 +204,12 @@ def test_an_unknown_variant(small):
 def test_a_missing_source_says_where_to_get_it(small):
     with pytest.raises(FileNotFoundError) as caught:
         read_selfaware(small.with_name("SelfAwre.json"))
-    message = str(caught.value)
-    assert "Did you mean 'SelfAware.json'?" in message
-    assert "https://github.com/yinzhangyue/SelfAware" in message
+    assert str(caught.value).endswith(
+        "SelfAwre.json does not exist. Did you mean 'SelfAware.json'? Get data/SelfAware.json from "
+        "https://github.com/yinzhangyue/SelfAware (CC-BY-SA-4.0) and name it with --source."
+    )
+    with pytest.raises(FileNotFoundError, match=r"nofile.json does not exist\. Get data/SelfAware"):
+        read_selfaware(small.with_name("nofile.json"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""What is computed for the rows of a rollout, each written into the rows it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import nn
+
+from sctom import losses
+from sctom.batch import Row, split_rows
+from sctom.modules.scoring import Scorer, collate
+from sctom.modules.state import Progress
+from sctom.rewards import Reward, combine, run_rewards
+
+
+def fill_rewards(
+    rows: Sequence[Row], rewards: Sequence[Reward], group_size: int, progress: Progress
+) -> dict[str, float]:
+    """Score completions with every reward.
+
+    Args:
+        rows: the completions of each prompt side by side; `rewards`, `reward` and `extra` are set.
+        rewards: the reward functions.
+        group_size: completions per prompt.
+        progress: handed to the functions as `trainer_state`.
+
+    Returns:
+        What the functions logged with `log_metric`.
+    """
+    columns = {
+        name: [row.prompt.columns.get(name) for row in rows] for name in rows[0].prompt.columns
+    }
+    results = run_rewards(
+        rewards,
+        prompts=[row.prompt.messages for row in rows],
+        completions=[[{"role": "assistant", "content": row.text}] for row in rows],
+        completion_ids=[row.ids for row in rows],
+        columns=columns,
+        trainer_state=progress,
+    )
+    weights = {reward.name: reward.weight for reward in rewards}
+    totals = combine(results.values, weights, group_size)
+    for i, row in enumerate(rows):
+        row.rewards = {name: values[i] for name, values in results.values.items()}
+        row.extra = {name: values[i] for name, values in results.extra.items()}
+        row.reward = totals[i]
+    return results.metrics
+
+
+@torch.no_grad()
+def fill_logps(
+    rows: Sequence[Row],
+    name: Literal["old_logps", "ref_logps"],
+    scorer: Scorer,
+    model: nn.Module,
+    micro_batch_size: int,
+) -> None:
+    """Score completions with a model in evaluation mode; the log-probabilities go to `name`."""
+    model.eval()
+    device = next(model.parameters()).device
+    for part in split_rows(rows, micro_batch_size):
+        logps, _ = scorer(model, collate(part, device))
+        for row, values in zip(part, logps.cpu(), strict=True):
+            setattr(row, name, values[: len(row.ids)])
+
+
+def charge_kl(rows: Sequence[Row], estimator: Literal["k1", "k2", "k3"], beta: float) -> float:
+    """Take beta times its KL estimate, summed over its tokens, from the reward of each completion.
+
+    Returns:
+        The mean estimate per token.
+    """
+    estimate = getattr(losses, f"kl_{estimator}")
+    total = 0.0
+    for row in rows:
+        kl = float(estimate(row.old_logps[None], row.ref_logps[None]).sum())
+        row.reward -= beta * kl
+        total += kl
+    return total / sum(len(row.ids) for row in rows)
