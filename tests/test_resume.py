@@ -232,7 +232,8 @@ def test_resume_never_starts_from_scratch_unasked(tmp_path):
     (folder / "iteration-000003.tmp").write_text("half")
     assert decide(run_dir, "auto").checkpoint is None
     for n in (2, 10):
-        (folder / f"iteration-{n:06d}.ckpt").write_text("")
+        content = {"state_dict": {}, "fingerprint": "", "loops": {}}
+        torch.save(content, folder / f"iteration-{n:06d}.ckpt")
     assert decide(run_dir, "auto").checkpoint == folder / "iteration-000010.ckpt"
     with pytest.raises(RunDirError, match="already holds a run at iteration 10"):
         decide(run_dir, "error")
