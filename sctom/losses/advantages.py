@@ -50,8 +50,9 @@ def group_advantages(
 ) -> Tensor:
     """Compare each completion with the others of its prompt.
 
-        A_i = (R_i - mean_G) / (std + eps)     scale "group": std of the group; "batch": of all
-        rewards given A_i =  R_i - mean_G                    scale "none"
+        A_i = (R_i - mean_G) / (std_G + eps)    scale "group"
+        A_i = (R_i - mean_G) / (std_all + eps)  scale "batch": over all rewards given
+        A_i =  R_i - mean_G                     scale "none"
 
     GRPO (arXiv 2402.03300, section 4.1.2) for "group"; Dr.GRPO (2503.20783) for "none"; "batch" is
     the group's mean with the standard deviation of the raw rewards of the whole batch, as in TRL.
@@ -181,7 +182,7 @@ def whiten(
 
         (x - mean) / sqrt(var + eps)
 
-    Used for PPO's advantages and for the reward of Llama 2 (arXiv 2307.09288, section 3.4.2), which
+    Used for PPO's advantages and for the reward of Llama 2 (arXiv 2307.09288, section 3.2.3), which
     states neither the kind of variance nor the guard. The statistics cross groups: pass the values
     of the whole rollout on all ranks. They are computed in float64.
 

@@ -1,6 +1,6 @@
 """When sampler and trainer disagree on the probability of a token, or the rollout has gone stale.
 
-The weights multiply the policy loss, not the divergence penalty, and carry no gradient.
+The weights multiply the policy loss, not the KL penalty, and carry no gradient.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ def rollout_weights(
 ) -> Tensor:
     """Importance weights from the sampler that drew the tokens to the trainer that scores them.
 
-        w = exp(old_logps - rollout_logps)          "token_*": per token; "sequence_*": the product
-        over the row "*_truncate": w clipped to [weight_min, weight_max];  "*_mask": w inside these
-        bounds, 0 outside
+        w = exp(old_logps - rollout_logps)           "token_*": per token
+        w = exp(sum over the row of the same)        "sequence_*"
+        clip(w, weight_min, weight_max)              "*_truncate"
+        w where weight_min <= w <= weight_max else 0 "*_mask"
 
     "token_truncate" is truncated importance sampling (TIS), "token_mask" is known as MIS or IcePop.
     The modes are TRL 1.16's; its default is "sequence_mask". verl's bound is 2.0 by default. TRL

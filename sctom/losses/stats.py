@@ -128,7 +128,7 @@ def clamped_fraction(logps: Tensor, old_logps: Tensor, mask: Tensor) -> Tensor:
 
         |logps - old_logps| > 20
 
-    Anything but 0 deserves a look. For the divergence penalty pass (logps, ref_logps).
+    Anything but 0 deserves a look. For the KL penalty pass (logps, ref_logps).
 
     Args:
         logps: [B, T] log-probabilities of the sampled tokens under the trained policy, in nats.

@@ -19,7 +19,7 @@ from sctom.modules.backbone import Backbone, stop_ids, trainable
 from sctom.modules.fill import charge_kl, fill_logps, fill_rewards
 from sctom.modules.guard import FiniteGuard
 from sctom.modules.metrics import Means, peak_memory_mib, refuse_taken_names, rollout_metrics
-from sctom.modules.ranks import exchanging_gradients, gathered
+from sctom.modules.ranks import exchanging_gradients, gathered, step_totals
 from sctom.modules.reference import Reference, ReferenceKind, make_reference
 from sctom.modules.schedule import ScheduleName, learning_rate_factor
 from sctom.modules.scoring import MicroBatch, Scorer, collate
@@ -115,9 +115,7 @@ class PolicyModule(L.LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.strict_loading = (
-            False  # only trained weights are saved; on_load_checkpoint checks them itself
-        )
+        self.strict_loading = False  # on_load_checkpoint checks the weights itself
         self.backbone = backbone
         self.objective = objective
         self.bound = objective.bind(sctom.losses)
@@ -309,7 +307,7 @@ class PolicyModule(L.LightningModule):
         """
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
-        totals = self.totals(rows)
+        totals = step_totals(self, rows, self.sampling.max_new_tokens)
         optimizer.zero_grad()
         finite = True
         parts = list(split_rows(rows, self.micro_batch_size))
@@ -320,7 +318,8 @@ class PolicyModule(L.LightningModule):
                 finite &= bool(torch.isfinite(loss))
                 self.manual_backward(loss * self.trainer.world_size)
         self.model.eval()
-        norm = self._clip()
+        parameters = [p for _, p in trainable(self.model)]
+        norm = nn.utils.clip_grad_norm_(parameters, self.max_grad_norm or math.inf)
         finite = bool(gathered(self, torch.isfinite(norm) & finite).all())
         self._set_learning_rate(optimizer)
         if finite:
@@ -356,31 +355,15 @@ class PolicyModule(L.LightningModule):
         means.mean("policy_loss", policy.detach() / share, share)
         return loss
 
-    def totals(self, rows: Sequence[Row]) -> Totals:
-        """The counts of an optimiser step over all ranks."""
-        counts = torch.tensor([sum(len(r.ids) for r in rows), len(rows)], dtype=torch.float64)
-        tokens, sequences = gathered(self, counts).sum(0).tolist()
-        return Totals(tokens, sequences, self.sampling.max_new_tokens)
-
-    def total_updates(self) -> int:
-        """Optimiser steps of the whole run, for the schedule."""
+    def _set_learning_rate(self, optimizer: Any) -> None:
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         rows = data.prompts_per_iteration * self.group_size // self.trainer.world_size
-        return int(data.iterations * self.passes * math.ceil(rows / (self.minibatch_size or rows)))
-
-    def _set_learning_rate(self, optimizer: Any) -> None:
+        updates = data.iterations * self.passes * math.ceil(rows / (self.minibatch_size or rows))
         factor = learning_rate_factor(
-            self.schedule,
-            self.progress.updates,
-            total=self.total_updates(),
-            warmup_ratio=self.warmup_ratio,
+            self.schedule, self.progress.updates, total=updates, warmup_ratio=self.warmup_ratio
         )
         for group, settings in zip(optimizer.param_groups, self._configured, strict=True):
             group["lr"] = settings["lr"] * factor
-
-    def _clip(self) -> Tensor:
-        parameters = [p for _, p in trainable(self.model)]
-        return nn.utils.clip_grad_norm_(parameters, self.max_grad_norm or math.inf)
 
     # ---- reporting and validation ----------------------------------------------------------------
 

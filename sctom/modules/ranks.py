@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
+
+from sctom.batch import Row
+from sctom.objectives import Totals
 
 
 def gathered(module: L.LightningModule, values: Tensor) -> Tensor:
@@ -17,6 +22,19 @@ def gathered(module: L.LightningModule, values: Tensor) -> Tensor:
     everywhere = module.all_gather(values.to(module.device))
     assert isinstance(everywhere, Tensor)
     return everywhere.cpu()
+
+
+def step_totals(module: L.LightningModule, rows: Sequence[Row], length: int) -> Totals:
+    """The counts of an optimiser step over all ranks.
+
+    Args:
+        module: the module that trains.
+        rows: this rank's completions of the step.
+        length: largest number of new tokens of a completion.
+    """
+    counts = torch.tensor([sum(len(r.ids) for r in rows), len(rows)], dtype=torch.float64)
+    tokens, sequences = gathered(module, counts).sum(0).tolist()
+    return Totals(tokens, sequences, length)
 
 
 def exchanging_gradients(trainer: L.Trainer, wanted: bool) -> AbstractContextManager[None]:
