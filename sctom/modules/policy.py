@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any, Literal
 
 import lightning as L
@@ -153,13 +154,8 @@ class PolicyModule(L.LightningModule):
         self._reference: Reference | None = None
         self._configured: list[dict[str, Any]] = []
 
-    # ---- setting up ------------------------------------------------------------------------------
-
     def setup(self, stage: str) -> None:
-        """Load the tokenizer, then render every prompt.
-
-        Bad data is so reported before any weight is loaded.
-        """
+        """Load the tokenizer and render every prompt: bad data is told before weights load."""
         if self.tokenizer is None:
             self.tokenizer = self.backbone.load_tokenizer()
         data = self.trainer.datamodule  # type: ignore[attr-defined]
@@ -196,8 +192,6 @@ class PolicyModule(L.LightningModule):
             from sctom.modules.selfcheck import run_self_checks
 
             run_self_checks(self, self.trainer.datamodule.train_prompts)  # type: ignore[attr-defined]
-
-    # ---- one iteration ---------------------------------------------------------------------------
 
     def training_step(self, prompts: list[Prompt], batch_idx: int) -> None:
         """One iteration."""
@@ -298,13 +292,8 @@ class PolicyModule(L.LightningModule):
         for row, advantage in zip(rollout.rows, mine, strict=True):
             row.advantage = advantage
 
-    # ---- one update ------------------------------------------------------------------------------
-
     def update(self, rows: Sequence[Row], means: Means) -> None:
-        """One optimiser step on a minibatch.
-
-        The losses of its micro-batches add up to that of the whole.
-        """
+        """One optimiser step on a minibatch: the losses of its micro-batches add up."""
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         totals = step_totals(self, rows, self.sampling.max_new_tokens)
@@ -330,10 +319,7 @@ class PolicyModule(L.LightningModule):
         means.mean("learning_rate", optimizer.param_groups[0]["lr"])
 
     def loss(self, batch: MicroBatch, totals: Totals, means: Means, number: int) -> Tensor:
-        """This micro-batch's share of the step's loss.
-
-        Dropout, if any, is drawn from its own address.
-        """
+        """This micro-batch's share of the step's loss; dropout is drawn from its own address."""
         torch.manual_seed(seed_for(self.seed, DROPOUT, self.progress.updates, number))
         logps, entropy = self.scorer(self.model, batch)
         old = logps.detach() if batch.old_logps is None else batch.old_logps
@@ -355,17 +341,19 @@ class PolicyModule(L.LightningModule):
         means.mean("policy_loss", policy.detach() / share, share)
         return loss
 
-    def _set_learning_rate(self, optimizer: Any) -> None:
+    def total_updates(self) -> int:
+        """Optimiser steps of the whole run."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         rows = data.prompts_per_iteration * self.group_size // self.trainer.world_size
-        updates = data.iterations * self.passes * math.ceil(rows / (self.minibatch_size or rows))
+        return int(data.iterations * self.passes * math.ceil(rows / (self.minibatch_size or rows)))
+
+    def _set_learning_rate(self, optimizer: Any) -> None:
+        done, total = self.progress.updates, self.total_updates()
         factor = learning_rate_factor(
-            self.schedule, self.progress.updates, total=updates, warmup_ratio=self.warmup_ratio
+            self.schedule, done, total=total, warmup_ratio=self.warmup_ratio
         )
         for group, settings in zip(optimizer.param_groups, self._configured, strict=True):
             group["lr"] = settings["lr"] * factor
-
-    # ---- reporting and validation ----------------------------------------------------------------
 
     def _report(self, rollout: Rollout, metrics: dict[str, float]) -> None:
         seen = torch.tensor(sum(len(r.prompt.ids) + len(r.ids) for r in rollout.rows))
@@ -380,15 +368,13 @@ class PolicyModule(L.LightningModule):
         """Sample and score validation prompts with their own settings and their own draws."""
         rows = self.complete(prompts, self.val_samples, self.val_sampling, VALIDATE)
         self.score_rewards(rows, self.val_samples)
-        given = [row.reward for row in rows if not math.isnan(row.reward)]
-        if given:
-            mean = sum(given) / len(given)
-            self.log("val/reward", mean, batch_size=len(given), sync_dist=True)
-        length = sum(len(row.ids) for row in rows) / len(rows)
-        self.log("val/mean_length", length, batch_size=len(rows), sync_dist=True)
+        rewards = [row.reward for row in rows if not math.isnan(row.reward)]
+        lengths = [float(len(row.ids)) for row in rows]
+        for name, values in (("reward", rewards), ("mean_length", lengths)):
+            if values:
+                mean = fmean(values)
+                self.log(f"val/{name}", mean, batch_size=len(values), sync_dist=True)
         return Rollout(rows, self.val_samples)
-
-    # ---- checkpoints -----------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trained weights and the run's progress."""
