@@ -171,6 +171,7 @@ def kl_penalty(
     """
     require_choice("estimator", estimator, get_args(Estimator))
     check_shapes(logps=(logps, "B T"), old_logps=(old_logps, "B T"))
+    logps = widen(logps)  # once, so that the terms of the gradient are added in float32
     penalty = _ESTIMATORS[estimator](logps, ref_logps, mask)
     if not weighted:
         return penalty

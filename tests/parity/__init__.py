@@ -1,0 +1,1 @@
+"""MLX losses against the torch losses: generated inputs, values and gradients."""
