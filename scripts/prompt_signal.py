@@ -54,11 +54,18 @@ def summary(module: PolicyModule, rows: Sequence[Row]) -> list[str]:
     return [f"{signal} of {len(rewards)} ({signal / len(rewards):.0%})", *cells, f"{length:.1f}"]
 
 
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, found {text}")
+    return number
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--prompts", type=int, default=20, help="questions to sample")
-    parser.add_argument("--group_size", type=int, help="completions each, if not the config's")
+    parser.add_argument("--prompts", type=positive, default=20, help="questions to sample")
+    parser.add_argument("--group_size", type=positive, help="completions each, if not the config's")
     arguments, sys.argv[1:] = parser.parse_known_args()
     quiet()
     cli = build()  # reads what is left in sys.argv

@@ -86,6 +86,7 @@ def explain(message: str, known: set[str]) -> str:
     for name in dict.fromkeys(unknown):
         short = name.split(".")[-1]
         if short in known:
+            lines.append(f"  '{short}' belongs to another class or place than this")
             continue
         folded = {candidate.lower(): candidate for candidate in sorted(known)}
         found = difflib.get_close_matches(short.lower(), folded, n=1, cutoff=0.6)

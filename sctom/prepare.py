@@ -22,6 +22,13 @@ from sctom.writers import Prepared, write
 _IN_TITLE = ("set", "variant", "seed")
 
 
+def _seed(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < 2**32:
+        raise argparse.ArgumentTypeError(f"expected 0 to 2**32 - 1, found {text}")
+    return number
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The command line: one subcommand for each set, all with --out, --seed and --force."""
     parser = argparse.ArgumentParser(
@@ -30,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--out", required=True, type=Path, help="folder to write to")
-    common.add_argument("--seed", type=int, default=0, help="seed of every draw (default 0)")
+    common.add_argument("--seed", type=_seed, default=0, help="seed of every draw (default 0)")
     common.add_argument("--force", action="store_true", help="replace what --out holds")
     sets = parser.add_subparsers(metavar="NAME", required=True)
     selfaware = sets.add_parser("selfaware", parents=[common], help="answerable or not: SelfAware")

@@ -189,9 +189,7 @@ class PromptData(L.LightningDataModule):
         self.val_prompts: list[Prompt] = []
 
     def setup(self, stage: str) -> None:
-        """Read and check the files, once; no tokenizer is needed yet."""
-        if self.train_rows:
-            return
+        """Read and check the files; no tokenizer is needed yet."""
         self.train_rows = self._read(self.train_path)
         self.val_rows = self._read(self.val_path)[: self.val_limit] if self.val_path else []
 
