@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import torch
@@ -38,6 +39,13 @@ def _group_range(rewards: Tensor, valid: Tensor) -> Tensor:
 
 def _divisor(count: Tensor, std: str) -> Tensor:
     return (count - 1 if std == "unbiased" else count).clamp(min=1)
+
+
+def _require_least_zero(**settings: float) -> None:
+    """Refuse a guard that is negative, infinite or NaN."""
+    for name, value in settings.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} must be at least 0 and finite but is {value}; 0 for none")
 
 
 def group_advantages(
@@ -77,7 +85,8 @@ def group_advantages(
         Advantages [P, G], float32 or float64.
 
     Raises:
-        ValueError: rewards are not [P, G], one is infinite, or an unknown scale or std.
+        ValueError: rewards are not [P, G], one is infinite, an unknown scale or std, or eps or
+            tolerance is negative or not finite.
 
     >>> nan = float("nan")
     >>> group_advantages(torch.tensor([[1.0, 0.0, nan], [0.1, 0.1, 0.1]]), eps=0.0)
@@ -86,7 +95,10 @@ def group_advantages(
     """
     require_choice("scale", scale, get_args(Scale))
     require_choice("std", std, get_args(Std))
+    _require_least_zero(eps=eps, tolerance=tolerance)
     known, valid = _checked_rewards(rewards)
+    if known.numel() == 0:
+        return known.to(widen(rewards).dtype)
     count = valid.sum(1, keepdim=True)
     mean = known.sum(1, keepdim=True) / count.clamp(min=1)
     usable = valid & (count >= 2) & (_group_range(known, valid) > tolerance)
@@ -124,6 +136,8 @@ def leave_one_out_advantages(rewards: Tensor) -> Tensor:
     tensor([[ 1.0000, -0.3333, -0.3333, -0.3333]])
     """
     known, valid = _checked_rewards(rewards)
+    if known.numel() == 0:
+        return known.to(widen(rewards).dtype)
     count = valid.sum(1, keepdim=True)
     mean_of_others = (known.sum(1, keepdim=True) - known) / (count - 1).clamp(min=1)
     usable = valid & (count >= 2) & (_group_range(known, valid) > 0)
@@ -197,12 +211,13 @@ def whiten(
         The same shape, float32 or float64, 0 where masked. Differentiable.
 
     Raises:
-        ValueError: shapes disagree, or an unknown std.
+        ValueError: shapes disagree, an unknown std, or eps is negative or not finite.
 
     >>> whiten(torch.tensor([1.0, 3.0, 99.0]), torch.tensor([1.0, 1.0, 0.0]), std="biased", eps=0.0)
     tensor([-1.,  1.,  0.])
     """
     require_choice("std", std, get_args(Std))
+    _require_least_zero(eps=eps)
     if mask is not None and mask.shape != values.shape:
         raise ValueError(
             f"mask must have the shape of values, {list(values.shape)}, but has {list(mask.shape)}"

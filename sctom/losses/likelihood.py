@@ -221,14 +221,15 @@ def _checked_ids(ids: Tensor, vocabulary: int) -> Tensor:
         raise ValueError(
             f"ids must be whole numbers but are {ids.dtype}; were the arguments swapped?"
         )
-    outside = ((ids < 0) | (ids >= vocabulary)).nonzero().tolist()
+    wide = ids.long()  # narrow or unsigned integers do not compare with every vocabulary size
+    outside = ((wide < 0) | (wide >= vocabulary)).nonzero().tolist()
     if outside:
         place = ", ".join(map(str, outside[0]))
         raise ValueError(
             f"ids[{place}] is {ids[tuple(outside[0])].item()}, the first of {len(outside)} outside "
             f"the vocabulary of {vocabulary}; give masked positions any id below it, such as 0"
         )
-    return ids.long()
+    return wide
 
 
 def _tiles(total: int, size: int) -> Iterator[slice]:

@@ -65,7 +65,8 @@ PARTS: dict[Kind, str] = {"lora": "ab", "dora": "abm"}
 class Layout:
     """How one of the two libraries names and orients the tensors."""
 
-    library: str
+    adapter: str
+    """What its adapter is called in a message."""
     file: str
     prefix: str
     parts: dict[str, str]
@@ -103,7 +104,7 @@ class Layout:
 
 
 PEFT = Layout(
-    library="PEFT",
+    adapter="a PEFT adapter",
     file="adapter_model.safetensors",
     prefix="base_model.model.",
     parts={"a": "lora_A.weight", "b": "lora_B.weight", "m": "lora_magnitude_vector"},
@@ -111,7 +112,7 @@ PEFT = Layout(
     metadata={"format": "pt"},
 )
 MLX = Layout(
-    library="MLX",
+    adapter="an MLX adapter",
     file="adapters.safetensors",
     prefix="",
     parts={"a": "lora_a", "b": "lora_b", "m": "m"},
@@ -120,14 +121,31 @@ MLX = Layout(
 )
 
 
+def check_file(path: Path) -> Path:
+    """The path, when it is a file that can be read to its end.
+
+    Raises:
+        AdapterError: it is a folder, a pipe or a device.
+        FileNotFoundError: nothing is there.
+    """
+    if path.exists() and not path.is_file():
+        found = "a folder" if path.is_dir() else "not a regular file"
+        raise AdapterError(f"{path} is {found}; expected a file")
+    return check_is_file(path)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object a JSON file holds.
 
     Raises:
-        AdapterError: the file holds something else.
+        AdapterError: the file holds something else, or is no file.
+        FileNotFoundError: nothing is there.
     """
+    raw = check_file(path).read_bytes()
     try:
-        content = json.loads(check_is_file(path).read_bytes())
+        content = json.loads(raw)
+    except RecursionError as error:
+        raise AdapterError(f"{path} is nested too deeply; write the file again") from error
     except ValueError as error:
         raise AdapterError(f"{path} is not JSON: {error}; write the file again") from error
     if not isinstance(content, dict):
@@ -139,12 +157,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """The bits of every tensor of a safetensors file.
 
     Raises:
-        AdapterError: the file is truncated or damaged, or a dtype is not F32, F16 or BF16.
+        AdapterError: the file is truncated or damaged, or is no file, or a dtype is not F32, F16
+            or BF16.
+        FileNotFoundError: nothing is there.
     """
+    content = check_file(path).read_bytes()
     try:
-        entries: list[tuple[str, dict[str, Any]]] = safetensors.deserialize(  # type: ignore[no-untyped-call]
-            check_is_file(path).read_bytes()
-        )
+        entries: list[tuple[str, dict[str, Any]]] = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
         hint = "it is truncated or damaged; copy or save it again"
         raise AdapterError(f"{path} is not a whole safetensors file ({error}): {hint}") from error
@@ -296,4 +315,4 @@ def _why_unknown(key: str, layout: Layout) -> str:
             "is a whole tensor of the model (modules_to_save, a bias or an embedding) and has no "
             f"counterpart in the other library's adapters; {MERGE}"
         )
-    return f"is not a key of an {layout.library} adapter on a layer's linear module; {expected}"
+    return f"is not a key of {layout.adapter} on a layer's linear module; {expected}"

@@ -39,7 +39,7 @@ _PEFT_INERT = {
     *("qalora_group_size", "revision", "runtime_config"),
 }
 # the other ways to initialise change the weights of the base model too
-_PEFT_INITS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+_PEFT_INITS = ("gaussian", "eva", "orthogonal", "mica")
 _EXPECTED = {
     "target_modules": "a list of names or a regular expression",
     "exclude_modules": "a list of names, a regular expression or null",
@@ -99,12 +99,14 @@ def read_peft(folder: str | Path, model: Model | None = None) -> Adapter:
     """
     file, path = Path(folder) / CONFIG, Path(folder) / PEFT.file
     config = read_json(file)
+    base = _text(config, "base_model_name_or_path", file)
     _check_peft_settings(config, file)
     _check_targets(config, file)
     rank = _number(config, "r", file, whole=True)
     alpha = _number(config, "lora_alpha", file)
     _check_patterns(config, rank=rank, alpha=alpha, file=file)
-    kind: Kind = "dora" if config.get("use_dora") else "lora"
+    kind: Kind = "dora" if _flag(config, "use_dora", file) else "lora"
+    divisor = math.sqrt(rank) if _flag(config, "use_rslora", file) else rank
     placed = place(read_tensors(path), PEFT, kind=kind, rank=int(rank), path=path)
     paths = model.shapes if model else _paths_without_model(config, placed, file)
     targeted = _slots((p for p in paths if _is_targeted(config, p)), kind)
@@ -115,10 +117,10 @@ def read_peft(folder: str | Path, model: Model | None = None) -> Adapter:
     return Adapter(
         kind=kind,
         rank=int(rank),
-        scale=alpha / (math.sqrt(rank) if config.get("use_rslora") else rank),
+        scale=alpha / divisor,
         dropout=_dropout(config, "lora_dropout", file),
         tensors=placed,
-        base=config.get("base_model_name_or_path"),
+        base=base,
         notes=() if model else (_depth_note(placed),),
     )
 
@@ -129,19 +131,22 @@ def _depth_note(placed: Iterable[Slot]) -> str:
 
 
 def _check_peft_settings(config: dict[str, Any], file: Path) -> None:
-    for key, expected in (("peft_type", ("LORA",)), ("task_type", ("CAUSAL_LM", None))):
-        if config.get(key) not in expected:
+    for key, kinds in (("peft_type", ("LORA",)), ("task_type", ("CAUSAL_LM", None))):
+        if config.get(key) not in kinds:
             raise AdapterError(
-                f"{file}: {key} is {config.get(key)!r}, expected {expected[0]!r}; only LoRA, "
+                f"{file}: {key} is {config.get(key)!r}, expected {kinds[0]!r}; only LoRA, "
                 "rsLoRA and DoRA adapters of causal language models can be converted"
             )
-    neutral = {"bias": ("none",), "init_lora_weights": _PEFT_INITS}
+    init = config.get("init_lora_weights")
+    if not isinstance(init, bool | str | None):
+        expected = f"expected true, false or one of {', '.join(_PEFT_INITS)}"
+        raise AdapterError(f"{file}: init_lora_weights is {init!r}; {expected}")
+    dropped = {
+        "bias": config.get("bias", "none") != "none",
+        "init_lora_weights": isinstance(init, str) and init not in _PEFT_INITS,
+    }
     for key, value in config.items():
-        if key in neutral:
-            dropped = value not in neutral[key]
-        else:
-            dropped = bool(value) and key not in _PEFT_READ | _PEFT_INERT
-        if dropped:
+        if dropped.get(key, bool(value) and key not in _PEFT_READ | _PEFT_INERT):
             raise AdapterError(
                 f"{file}: {key} is {value!r}, which MLX's adapter files cannot express; {MERGE}"
             )
@@ -149,11 +154,11 @@ def _check_peft_settings(config: dict[str, Any], file: Path) -> None:
 
 def _check_patterns(config: dict[str, Any], *, rank: float, alpha: float, file: Path) -> None:
     for key, default in (("rank_pattern", rank), ("alpha_pattern", alpha)):
-        pattern = config.get(key) or {}
+        pattern = {} if config.get(key) is None else config[key]
         if not isinstance(pattern, dict):
             raise AdapterError(f"{file}: {key} is {pattern!r}; expected an object")
         for module, value in pattern.items():
-            if value != default:
+            if isinstance(value, bool) or value != default:
                 raise AdapterError(
                     f"{file}: {key} gives {module} {value}, the rest has {default:g}; MLX's files "
                     f"have one rank and one scale for all modules; {MERGE}"
@@ -165,10 +170,10 @@ def _check_targets(config: dict[str, Any], file: Path) -> None:
     layers = config.get("layers_to_transform")
     good = {
         "target_modules": _is_names(config.get("target_modules")),
-        "exclude_modules": not config.get("exclude_modules")
+        "exclude_modules": config.get("exclude_modules") is None
         or _is_names(config["exclude_modules"]),
         "layers_to_transform": all(
-            isinstance(layer, int | None)
+            isinstance(layer, int | None) and not isinstance(layer, bool)
             for layer in (layers if isinstance(layers, list) else [layers])
         ),
         "layers_pattern": config.get("layers_pattern") in (None, [], "", "layers", ["layers"]),
@@ -183,7 +188,7 @@ def _is_names(value: object) -> bool:
     if isinstance(value, str):
         try:
             re.compile(value)
-        except re.error:
+        except (re.error, RecursionError, OverflowError):
             return False
         return True
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
@@ -289,7 +294,7 @@ def read_mlx(folder: str | Path, model: Model | None = None) -> Adapter:
         scale=_number(parameters, "scale", file),
         dropout=_dropout(parameters, "dropout", file),
         tensors=placed,
-        base=config.get("model"),
+        base=_text(config, "model", file),
         notes=tuple(notes),
     )
 
@@ -346,6 +351,21 @@ def _paths(layers: Iterable[int], modules: Iterable[str]) -> set[str]:
 def _slots(paths: Iterable[str], kind: Kind) -> set[Slot]:
     pieces = [path.split(".", 3)[2:] for path in paths]
     return {Slot(int(layer), module, part) for layer, module in pieces for part in PARTS[kind]}
+
+
+def _flag(config: dict[str, Any], key: str, file: Path) -> bool:
+    value = config.get(key, False)
+    if not isinstance(value, bool):
+        raise AdapterError(f"{file}: {key} is {value!r}; expected true or false")
+    return value
+
+
+def _text(config: dict[str, Any], key: str, file: Path) -> str | None:
+    """A text, or None when there is none; PEFT writes "" for a model that was not loaded."""
+    value = config.get(key)
+    if not isinstance(value, str | None):
+        raise AdapterError(f"{file}: {key} is {value!r}; expected a text or null")
+    return value or None
 
 
 def _number(config: dict[str, Any], key: str, file: Path, *, whole: bool = False) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 import safetensors
 
-from sctom.mlx_port._adapter_keys import AdapterError, Slot, read_json
+from sctom.mlx_port._adapter_keys import AdapterError, Slot, check_file, read_json
 
 _MATRIX = re.compile(r"(model\.layers\.\d{1,4}\..+)\.weight")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -48,7 +48,7 @@ def read_model(folder: str | Path) -> Model:
     shapes = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
-            with safetensors.safe_open(file, framework="np") as tensors:
+            with safetensors.safe_open(check_file(file), framework="np") as tensors:
                 for key in tensors.keys():  # noqa: SIM118 (not a dict)
                     shape = tensors.get_slice(key).get_shape()
                     match = _MATRIX.fullmatch(key)
@@ -113,9 +113,13 @@ def mlx_config(config: dict[str, Any]) -> dict[str, Any]:
                 "config.json has neither rope_parameters nor rope_theta, so mlx-lm would use its "
                 "own default; add the rope_theta the model was trained with"
             )
+        if not _is_theta(config["rope_theta"]):
+            raise AdapterError(
+                f"config.json: rope_theta is {config['rope_theta']!r}; expected a number above 0"
+            )
         return dict(config)
     theta = rope.get("rope_theta") if isinstance(rope, dict) else None
-    if isinstance(theta, bool) or not isinstance(theta, int | float):
+    if not _is_theta(theta):
         raise AdapterError(
             "config.json: rope_parameters has no number rope_theta of its own (settings by kind of "
             "layer, perhaps), which mlx-lm has no common place for; look up what mlx-lm's file for "
@@ -142,6 +146,10 @@ def mlx_config(config: dict[str, Any]) -> dict[str, Any]:
                 "remove the wrong one"
             )
     return {**config, **wanted}
+
+
+def _is_theta(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e30
 
 
 def rope_note(config: dict[str, Any]) -> str | None:

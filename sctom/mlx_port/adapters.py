@@ -10,9 +10,12 @@ is refused, never dropped. docs/mlx_adapters.md has the table of names.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
-from collections.abc import Sequence
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,12 @@ __all__ = [
 
 
 def peft_to_mlx(
-    source: str | Path, out: str | Path, *, model: Model | None = None, force: bool = False
+    source: str | Path,
+    out: str | Path,
+    *,
+    model: Model | None = None,
+    write_config: str | Path | None = None,
+    force: bool = False,
 ) -> Adapter:
     """Write an adapter that PEFT saved as mlx-lm reads it.
 
@@ -47,11 +55,12 @@ def peft_to_mlx(
         out: folder to write adapter_config.json and adapters.safetensors to.
         model: the base model (see `read_model`), to check keys and shapes against. Needed when the
             adapter is not on every layer.
+        write_config: file to write the model's config.json to, as `mlx_config` makes it.
         force: replace files of these names.
 
     Raises:
-        AdapterError: the adapter is damaged or cannot be expressed, or `out` is not empty and
-            `force` is false.
+        AdapterError: the adapter is damaged or cannot be expressed, or a file would be overwritten
+            and `force` is false. Nothing is written then.
         FileNotFoundError: a file is not there.
     """
     adapter = read_peft(source, model)
@@ -67,7 +76,14 @@ def peft_to_mlx(
     }
     if adapter.base is not None:
         config["model"] = adapter.base
-    _write(out, adapter, MLX, config, force=force)
+    beside = {}
+    if write_config is not None:
+        path = Path(write_config)
+        if model is None:
+            raise AdapterError("--write-config needs --model, whose config.json it starts from")
+        _check_config_file(path, Path(source), Path(out), force=force)
+        beside[path] = _json(mlx_config(model.config), path)
+    _write(out, adapter, MLX, config, force=force, beside=beside)
     return adapter
 
 
@@ -93,9 +109,12 @@ def mlx_to_peft(
         force: replace files of these names.
 
     Raises:
-        AdapterError: the adapter is damaged or is none, or `out` is not empty and `force` is false.
+        AdapterError: the adapter is damaged or is none, `base_model` is no name, or `out` is not
+            empty and `force` is false. Nothing is written then.
         FileNotFoundError: a file is not there.
     """
+    if not isinstance(base_model, str) or not base_model.strip():
+        raise AdapterError(f"--base-model is {base_model!r}; expected a name or a folder")
     adapter = read_mlx(source, model)
     layers = adapter.layers
     config = {
@@ -137,28 +156,91 @@ def _write(
     config: dict[str, Any],
     *,
     force: bool,
+    beside: Mapping[Path, bytes] | None = None,
 ) -> None:
     out = Path(out)
     other = PEFT if layout is MLX else MLX
-    if (out / other.file).exists():
+    if os.path.lexists(out / other.file):
         raise AdapterError(
-            f"{out} holds a {other.library} adapter ({other.file}), and both libraries call their "
+            f"{out} holds {other.adapter} ({other.file}), and both libraries call their "
             f"config {CONFIG}; choose another folder"
         )
-    if out.exists() and not out.is_dir():
-        raise AdapterError(f"{out} is a file; expected a folder to write to")
+    _check_folder(out)
     if not force and out.exists() and any(out.iterdir()):
         hint = "choose another folder, or pass --force to replace files of the same name"
         raise AdapterError(f"{out} is not empty; {hint}")
+    for path in (out / layout.file, out / CONFIG):
+        if path.is_dir():
+            raise AdapterError(f"{path} is a folder, where a file is to be written; remove it")
     tensors = {layout.key(slot): layout.turned(t) for slot, t in adapter.tensors.items()}
-    out.mkdir(parents=True, exist_ok=True)
-    (out / CONFIG).unlink(missing_ok=True)  # last to be written: without it nothing can be loaded
-    (out / layout.file).write_bytes(serialise(tensors, layout.metadata))
-    (out / CONFIG).write_bytes(_json(config))
+    content = serialise(tensors, layout.metadata)
+    last = {out / CONFIG: _json(config, out / CONFIG)}  # without it nothing can be loaded
+    _publish({**(beside or {}), out / layout.file: content, **last})
 
 
-def _json(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+def _publish(files: Mapping[Path, bytes]) -> None:
+    """Write all files or none: each beside its place, then, when all are complete, renamed.
+
+    A link in a file's place is replaced; what it leads to stays as it is. The old one of the last
+    file goes before any other is renamed, so that old and new files are never taken for one set.
+    """
+    with contextlib.ExitStack() as stack:
+        staged = {}
+        for path, content in files.items():
+            for folder in reversed((path.parent, *path.parent.parents)):
+                if not folder.exists():
+                    folder.mkdir(exist_ok=True)
+                    stack.callback(_remove_if_empty, folder)
+            scratch = tempfile.TemporaryDirectory(prefix=".writing-", dir=path.parent)
+            staged[path] = Path(stack.enter_context(scratch)) / path.name
+            staged[path].write_bytes(content)
+        list(files)[-1].unlink(missing_ok=True)
+        for path, complete in staged.items():
+            os.replace(complete, path)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _check_folder(folder: Path) -> None:
+    """The folder is there, or can be made."""
+    place = folder.absolute()
+    while not os.path.lexists(place):
+        place = place.parent
+    if not place.is_dir():
+        found = "a link that leads to no folder" if place.is_symlink() else "a file"
+        raise AdapterError(f"{place} is {found}; expected a folder to write to")
+
+
+def _check_config_file(file: Path, source: Path, out: Path, *, force: bool) -> None:
+    """The model's config can be written there, and the adapter's files stay what they are."""
+    read = [source / CONFIG, source / PEFT.file]
+    taken = {Path(os.path.realpath(path)) for path in (*read, out / CONFIG, out / MLX.file)}
+    place, folder = Path(os.path.realpath(file)), Path(os.path.realpath(out))
+    if taken & {place, *place.parents} or place in (folder, *folder.parents):
+        raise AdapterError(
+            f"--write-config {file} is in the place of the adapter's own files; name another file"
+        )
+    if file.exists() and not file.is_file():
+        raise AdapterError(f"--write-config {file} is not a regular file; name another file")
+    if os.path.lexists(file) and not force:
+        raise AdapterError(
+            f"{file} is there already; name another file, or pass --force to replace it"
+        )
+    _check_folder(file.parent)
+
+
+def _json(content: dict[str, Any], path: Path) -> bytes:
+    try:
+        return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+    except UnicodeEncodeError as error:
+        found = error.object[max(0, error.start - 40) : error.end + 10]
+        raise AdapterError(
+            f"{path} cannot be written: {found!r} is no valid text (half a surrogate pair); "
+            "correct the name or the config that it is from"
+        ) from error
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -189,22 +271,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _to_mlx(arguments: argparse.Namespace, model: Model | None) -> list[str]:
-    config_file: Path | None = arguments.write_config
-    config = None
-    if config_file is not None:
-        if model is None:
-            raise AdapterError("--write-config needs --model, whose config.json it starts from")
-        if config_file.exists() and (config_file.is_dir() or not arguments.force):
-            raise AdapterError(
-                f"{config_file} is there already; name another file, or pass --force to replace it"
-            )
-        config = mlx_config(model.config)
-    adapter = peft_to_mlx(arguments.source, arguments.out, model=model, force=arguments.force)
+    file: Path | None = arguments.write_config
+    adapter = peft_to_mlx(
+        arguments.source, arguments.out, model=model, write_config=file, force=arguments.force
+    )
     lines = [f"{arguments.out}: {adapter}", *adapter.notes]
-    if config_file is not None and config is not None:
-        config_file.parent.mkdir(parents=True, exist_ok=True)
-        config_file.write_bytes(_json(config))
-        lines.append(f"{config_file}: rope_theta {config['rope_theta']:g} at the top level")
+    if model is not None and file is not None:
+        theta = mlx_config(model.config)["rope_theta"]
+        lines.append(f"{file}: rope_theta {theta:g} at the top level")
     elif model is not None and (note := rope_note(model.config)):
         lines.append(note)
     return lines
@@ -232,7 +306,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         lines = convert(arguments, model)
     except (AdapterError, OSError) as error:
         parser.exit(1, f"error: {error}\n")
-    print("\n- ".join(lines))
+    # names of files may hold bytes that are no text
+    print("\n- ".join(lines).encode(errors="backslashreplace").decode())
 
 
 if __name__ == "__main__":

@@ -137,6 +137,27 @@ def test_refuses_unknown_choices_and_shapes():
         whiten(REWARDS, std="biasd")
 
 
+@pytest.mark.parametrize("name", ["eps", "tolerance"])
+@pytest.mark.parametrize("bad", [-1e-9, nan, float("inf")])
+def test_refuses_guards_that_are_negative_or_not_finite(name, bad):
+    with pytest.raises(ValueError, match=f"{name} must be at least 0 and finite but is {bad}"):
+        group_advantages(REWARDS, **{name: bad})
+
+
+@pytest.mark.parametrize("bad", [-1e-9, nan, float("inf")])
+def test_whiten_refuses_the_same(bad):
+    with pytest.raises(ValueError, match=f"eps must be at least 0 and finite but is {bad}"):
+        whiten(REWARDS, eps=bad)
+
+
+@pytest.mark.parametrize("function", [group_advantages, leave_one_out_advantages])
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3), (0, 0)])
+def test_no_rewards_give_no_advantages(function, shape):
+    advantages = function(torch.zeros(shape, dtype=torch.bfloat16))
+    assert advantages.shape == shape
+    assert advantages.dtype == torch.float32
+
+
 def test_gae_by_hand():
     # gamma 0.5, lam 0.5: gamma lam = 0.25. Rewards 0, 1, 4 and values 2, 4, 8, then the end
     # delta: 0 + 0.5 x 4 - 2 = 0;   1 + 0.5 x 8 - 4 = 1;   4 + 0 - 8 = -4

@@ -75,6 +75,21 @@ def a_list(folder: Path) -> None:
     (folder / "adapter_config.json").write_text("[1]")
 
 
+def deep_json(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("[" * 100_000)
+
+
+def in_place_of(glob: str, make: Edit) -> Edit:
+    """Put a folder (Path.mkdir) or a pipe (os.mkfifo) where a file was."""
+
+    def edit(folder: Path) -> None:
+        (path,) = folder.glob(glob)
+        path.unlink()
+        make(path)
+
+    return edit
+
+
 def pickle_only(folder: Path) -> None:
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
 

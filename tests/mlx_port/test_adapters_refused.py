@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -26,9 +27,11 @@ from tests.mlx_port.adapter_files import (
     add,
     cast,
     config,
+    deep_json,
     drop,
     edit_config,
     edit_tensors,
+    in_place_of,
     long_header,
     move,
     no_json,
@@ -84,10 +87,30 @@ PEFT_REFUSED: dict[str, tuple[Edit, list[str]]] = {
     "a header of 2^62 bytes": (long_header, ["adapter_model.safetensors", "truncated"]),
     "no JSON": (no_json, ["adapter_config.json is not JSON"]),
     "a JSON list": (a_list, ["adapter_config.json", "expected a JSON object, found list"]),
+    "deep JSON": (deep_json, ["adapter_config.json", "nested too deeply"]),
+    "a folder for tensors": (
+        in_place_of("*.safetensors", Path.mkdir),
+        ["adapter_model.safetensors is a folder"],
+    ),
+    "a pipe for tensors": (
+        in_place_of("*.safetensors", os.mkfifo),
+        ["adapter_model.safetensors is not a regular file"],
+    ),
+    "a pipe for the config": (
+        in_place_of("*.json", os.mkfifo),
+        ["adapter_config.json is not a regular file"],
+    ),
+    "rsLoRA as text": (config(use_rslora="false"), ["use_rslora is 'false'; expected true or"]),
+    "rsLoRA as number": (config(use_rslora=0), ["use_rslora is 0; expected true or false"]),
+    "DoRA as text": (config(use_dora="false"), ["use_dora is 'false'; expected true or false"]),
+    "a number as base": (config(base_model_name_or_path=5), ["base_model_name_or_path is 5"]),
+    "a list as base": (config(base_model_name_or_path=["x"]), ["base_model_name_or_path is ['x']"]),
+    "init as number": (config(init_lora_weights=1), ["init_lora_weights is 1; expected true, "]),
     "modules_to_save": (config(modules_to_save=["lm_head"]), ["modules_to_save", "'lm_head'"]),
     "rank_pattern": (config(rank_pattern={"up_proj": 8}), ["rank_pattern", "up_proj", "8"]),
     "alpha_pattern": (config(alpha_pattern={"v_proj": 1}), ["alpha_pattern", "v_proj", "1"]),
     "a list as pattern": (config(rank_pattern=[8]), ["rank_pattern", "[8]"]),
+    "false as pattern": (config(alpha_pattern=False), ["alpha_pattern is False"]),
     "bias": (config(bias="lora_only"), ["bias", "'lora_only'", "merge"]),
     "lora_bias": (config(lora_bias=True), ["lora_bias", "merge"]),
     "pissa": (config(init_lora_weights="pissa"), ["init_lora_weights", "'pissa'"]),
@@ -111,6 +134,10 @@ PEFT_REFUSED: dict[str, tuple[Edit, list[str]]] = {
         ["target_modules is None; expected a list of names"],
     ),
     "targets of another kind": (config(target_modules={"up": 1}), ["target_modules is {'up': 1}"]),
+    "a nested pattern": (config(target_modules="(" * 9999), ["target_modules is"]),
+    "a pattern too long": (config(target_modules="a{99999999999999}"), ["target_modules is"]),
+    "false among layers": (config(layers_to_transform=[False]), ["layers_to_transform is [False]"]),
+    "zero as exclusion": (config(exclude_modules=0), ["exclude_modules is 0"]),
     "a number among targets": (config(target_modules=[1]), ["target_modules is [1]"]),
     "rank true": (config(r=True), ["r is True", "whole number"]),
     "rank 0": (config(r=0), ["r is 0", "whole number from 1"]),
@@ -164,6 +191,11 @@ MLX_REFUSED: dict[str, tuple[Edit, list[str]]] = {
         [MLX_A, "I8", "F32, F16 or BF16"],
     ),
     "truncated": (truncate, ["adapters.safetensors", "truncated"]),
+    "a folder for tensors": (
+        in_place_of("*.safetensors", Path.mkdir),
+        ["adapters.safetensors is a folder"],
+    ),
+    "a number as model": (config(model=5), ["model is 5; expected a text or null"]),
 }
 
 
@@ -275,6 +307,9 @@ def test_models_refused(saved: Path, tmp_path: Path) -> None:
     (model / "config.json").write_text(json.dumps(content))
     truncate(model)
     with pytest.raises(AdapterError, match="truncated"):
+        read_model(model)
+    in_place_of("*.safetensors", os.mkfifo)(model)
+    with pytest.raises(AdapterError, match=r"model\.safetensors is not a regular file"):
         read_model(model)
     (model / "model.safetensors").unlink()
     with pytest.raises(AdapterError, match=r"no matrices named model\.layers"):

@@ -16,6 +16,7 @@ from sctom.mlx_port.losses import (
     leave_one_out_advantages,
     likelihood,
     linear_token_logps,
+    sapo_loss,
     sequence_mean,
     token_logps,
     token_mean,
@@ -166,6 +167,32 @@ def test_counts_given_as_arrays_are_not_frozen_into_compiled_code():
     assert [tokens(mx.array(n)).item() for n in (3.0, 6.0, 0.0)] == [2.0, 1.0, 6.0]
     rows = [sequence_mean(losses, mask, sequences=mx.array(n)).item() for n in (2, 4, 0)]
     assert rows == [2.25, 1.125, 4.5]
+
+
+@pytest.mark.parametrize("name", ["tokens", "sequences"])
+def test_a_count_is_one_number(name: str):
+    function = token_mean if name == "tokens" else sequence_mean
+    with pytest.raises(ValueError, match=rf"{name} must have the shape \[\] but has \[2\]"):
+        function(mx.ones((2, 3)), mx.ones((2, 3)), **{name: mx.array([3.0, 4.0])})
+
+
+@pytest.mark.parametrize("transform", [mx.vmap, lambda f: lambda x: mx.jvp(f, [x], [x])])
+def test_vmap_and_jvp_are_refused(head, transform: Callable):
+    hidden, weight, ids = head
+    for function, given in (
+        (lambda h: linear_token_logps(h, weight, ids[0]), hidden),
+        (lambda z: token_logps(z, ids[:1]), (hidden @ weight.T)[:, None]),
+    ):
+        batch = given if transform is mx.vmap else given[0]
+        with pytest.raises(RuntimeError, match="work neither under"):
+            transform(function)(batch)
+
+
+@pytest.mark.parametrize("name", ["temperature_pos", "temperature_neg"])
+def test_a_gate_too_steep_for_float32_is_refused(name: str):
+    one = mx.ones((1, 1))
+    with pytest.raises(ValueError, match=f"{name} must be at most 1e30 but is 1e\\+300"):
+        sapo_loss(one, one, one, one, **{name: 1e300})
 
 
 def test_first_place_sees_nothing_where_nothing_may_be_seen():

@@ -83,8 +83,12 @@ BAD_SETTINGS: dict[str, list[dict[str, Any]]] = {
     "clip_fraction": [LEVEL],
     "weight_clip_fraction": [LEVEL],
     "effective_sample_size": [LEVEL],
-    "group_advantages": [{"scale": "groups"}, {"std": "ddof"}],
-    "whiten": [{"std": "unbias"}],
+    "group_advantages": [
+        {"scale": "groups"},
+        {"std": "ddof"},
+        *({key: bad} for key in ("eps", "tolerance") for bad in (-1e-4, NAN, INF)),
+    ],
+    "whiten": [{"std": "unbias"}, {"eps": -1e-8}, {"eps": NAN}],
     "bradley_terry_loss": [{"label_smoothing": 0.5}, {"label_smoothing": -0.1}],
     "tie_loss": [{"theta": 1.0}, {"theta": INF}],
     "preference_margins": [{"scale": "medium"}],
@@ -115,6 +119,8 @@ BAD_ARGUMENTS: dict[str, list[dict[str, Any]]] = {
         {"ids": IDS.astype(F32)},
         {"ids": np.where(IDS == 3, -100, IDS)},
         {"ids": IDS + 1},
+        {"ids": (IDS + 1).astype(np.uint8)},
+        {"ids": (IDS + 1).astype(np.uint64) << np.uint64(62)},
     ],
     "linear_token_logps": [
         {"ids": HEAD["ids"].astype(F32)},

@@ -27,6 +27,8 @@ class Case:
     """MLX gets the float arrays as bfloat16; their values are rounded to it for both."""
     unread: np.ndarray | None = None
     """Where nothing downstream reads the result: its gradient there is 0."""
+    values_only: bool = False
+    """Gradients are not compared: MLX multiplies by 0 where torch selects, and 0 NaN is NaN."""
     cancels: float = 1.0
     """Size of terms that cancel in the gradient: float32 is exact only relative to them."""
 
@@ -100,6 +102,16 @@ def policy_arguments(
         "advantages": advantages,
         "mask": ragged_mask(seed + 3, rows, tokens),
     }
+
+
+def with_nan(case: Case) -> Iterator[Case]:
+    """The case with one NaN that counts, in one float array after the other."""
+    for name, value in case.arguments.items():
+        if name != "mask" and is_float_array(value):
+            spoilt = value.copy()
+            spoilt[(-1, *[0] * (value.ndim - 1))] = np.nan  # the first token is never masked
+            spoilt_case = case.with_(f"{case.label}, NaN in {name}", **{name: spoilt})
+            yield replace(spoilt_case, values_only=True)
 
 
 GARBAGE = np.array([np.nan, np.inf, -np.inf, 1e4, -1e4], dtype=F32)

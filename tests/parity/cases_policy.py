@@ -21,6 +21,7 @@ from parity.case import (
     on_grid,
     policy_arguments,
     ragged_mask,
+    with_nan,
 )
 
 LEVELS = ("token", "geometric", "product")
@@ -84,6 +85,7 @@ def shapes_and_signs(seed: int) -> Iterator[Case]:
     yield Case("one row", policy_arguments(seed + 20, 1, 33))
     yield batch.with_("advantages per token", advantages=normal(seed + 30, 4, 7))
     yield batch.in_bf16()
+    yield from with_nan(batch)
     yield Case("longest", policy_arguments(seed + 40, 2, LONGEST, spread=0.01, bits=16))
 
 
@@ -163,6 +165,7 @@ def kl_batches(seed: int) -> Iterator[Case]:
     yield batch
     yield from masked_garbage(batch)
     yield batch.in_bf16()
+    yield from with_nan(batch)
     yield batch.with_("no mask", mask=None)
     tiny = normal(seed + 6, 4, 7, scale=1e-3, bits=16)
     yield batch.with_("close", ref_logps=batch.arguments["logps"] + tiny)

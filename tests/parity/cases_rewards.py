@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parity.case import F32, LONGEST, Builder, Case, masked_garbage, normal, ragged_mask
+from parity.case import F32, LONGEST, Builder, Case, masked_garbage, normal, ragged_mask, with_nan
 
 NAN = float("nan")
 
@@ -35,6 +35,15 @@ def reward_batches(seed: int) -> Iterator[Case]:
     yield rewards("NaN", missing)
     yield rewards("all NaN", np.full((2, 3), NAN))
     yield rewards("equal but NaN", [[0.1, NAN, 0.1], [NAN, 0.1, NAN]])
+    for size in (1e-30, 1e20, 1e30):
+        wide = F32(size) * np.array(
+            [[1, 0, 3, -2], [0, NAN, 1, 0], [2, 2, 2, 2], [4, 0, 0, 0]], dtype=F32
+        )
+        wide[3] = (3.0, 0.0, 1.0, 2.0)
+        yield rewards(f"around {size:g}", wide)
+    yield rewards("the largest", [[3e38, 3e38, 3e38, 2e38]])
+    yield rewards("no completions", np.zeros((3, 0)))
+    yield rewards("no prompts", np.zeros((0, 3)))
     yield rewards("whole numbers", [[3, 1, 2]]).with_(
         "int", rewards=np.array([[3, 1, 2], [5, 5, 5]], dtype=np.int32)
     )
@@ -51,6 +60,11 @@ def group_cases() -> Iterator[Case]:
     yield batch.set(eps=0.0)
     yield batch.set(eps=0.5)
     yield batch.set(eps=0.5, scale="batch")
+    yield batch.set(eps=1e300)
+    for case in reward_batches(1025):
+        if case.label.startswith("around"):
+            for scale in ("group", "batch", "none"):
+                yield case.set(scale=scale, eps=0.0, tolerance=0.0)
     spread = rewards("ranges 0.25 and 0.5", [[0.0, 0.25, 0.125], [0.0, 0.5, 0.125]])
     for tolerance in (0.0, 0.2, 0.25, 0.5):
         yield spread.set(tolerance=tolerance)
@@ -76,6 +90,7 @@ def gae_cases() -> Iterator[Case]:
         yield batch
         yield batch.in_bf16()
         yield from masked_garbage(batch)
+        yield from with_nan(batch)
     longest = {
         "rewards": normal(1043, 1, LONGEST, scale=0.1),
         "values": normal(1044, 1, LONGEST),
@@ -96,6 +111,12 @@ def whiten_cases() -> Iterator[Case]:
         yield batch.set(std=std, eps=eps)
     yield from masked_garbage(batch)
     yield batch.in_bf16()
+    yield from with_nan(batch)
+    yield batch.set(eps=1e300)
+    yield Case("huge", {"values": F32(1e30) * normal(1052, 4, 7)}).set(eps=0.0)
+    yield Case("huge", {"values": F32(1e38) * np.array([[3, 3, 3, 0]], F32)})
+    yield Case("tiny", {"values": F32(1e-25) * normal(1052, 4, 7)}).set(eps=0.5)
+    yield Case("empty", {"values": np.zeros((2, 0), dtype=F32)})
     yield Case("around 10", {"values": 10 + normal(1054, 4, 7)})
     yield Case("two values", {"values": np.array([0.5, -1.5], dtype=F32)})
     yield Case("equal", {"values": np.full((2, 3), 0.25, dtype=F32)}).set(eps=0.25)
@@ -113,6 +134,7 @@ def score_pairs(seed: int, first: str, second: str) -> Iterator[Case]:
     yield Case("one pair", {first: normal(seed + 2, 1), second: normal(seed + 3, 1)})
     batch = Case("batch", {first: normal(seed + 4, 33), second: normal(seed + 5, 33)})
     yield batch.in_bf16()
+    yield from with_nan(batch)
     yield batch
 
 
@@ -174,6 +196,7 @@ def combination_cases() -> Iterator[Case]:
     safety = (edge + np.array([-1e-3, 1e-3, -3.0, 3.0, -40.0, 40.0])).astype(F32)
     untagged = {"helpfulness": normal(1093, 6), "safety": safety, "is_safety": np.zeros(6, bool)}
     yield Case("edge", untagged)
+    yield Case("huge", {**untagged, "helpfulness": F32(1e30) * untagged["helpfulness"]})
     unneeded = np.where(safety < edge, np.inf, untagged["helpfulness"]).astype(F32)
     yield Case("helpfulness infinite where safety decides", {**untagged, "helpfulness": unneeded})
 

@@ -17,6 +17,7 @@ from parity.case import (
     normal,
     on_grid,
     ragged_mask,
+    with_nan,
 )
 
 STEP = 1e-2  # how far inside or outside an edge of a clip
@@ -47,7 +48,11 @@ def logit_cases() -> Iterator[Case]:
     yield batch.set(temperature=1.5)
     yield batch.in_bf16()
     yield batch.in_bf16().set(temperature=0.7)
-    yield batch.with_("ids int64", ids=batch.arguments["ids"].astype(np.int64))
+    for kind in (np.int64, np.uint64, np.uint32, np.uint16, np.int16, np.uint8, np.int8):
+        yield batch.with_(f"ids {kind.__name__}", ids=batch.arguments["ids"].astype(kind))
+    large = Case("", {"logits": normal(1223, 3, 5, 65600)})
+    yield from narrow_ids(large, 65600, np.uint16, np.int16, np.uint8, np.int8)
+    yield Case("V=0", {"logits": np.zeros((1, 0, 0), F32), "ids": np.zeros((1, 0), np.int32)})
     # steps of 1/8 are exact in float32 next to 1e4
     offset = on_grid(normal(1222, 3, 5, 11, scale=2.0), 3)
     yield batch.with_("around 1e4", logits=1e4 + offset)
@@ -63,6 +68,13 @@ def logit_cases() -> Iterator[Case]:
     unread[1, 2] = unread[2, 4] = unread[0, 0] = True
     # their values are NaN or anything, and nobody's: only the gradient is told
     yield replace(batch.with_("NaN where unread", logits=broken), unread=unread)
+
+
+def narrow_ids(case: Case, vocabulary: int, *kinds: type[np.integer]) -> Iterator[Case]:
+    """Ids in dtypes in which the size of the vocabulary is another, smaller number."""
+    for kind in kinds:
+        ids = np.random.default_rng(1230).integers(0, 120, (3, 5)).astype(kind)
+        yield case.with_(f"V={vocabulary}, ids {kind.__name__}", ids=ids)
 
 
 def hidden_batch(seed: int, shape: tuple[int, ...], width: int, vocabulary: int) -> Case:
@@ -91,6 +103,11 @@ def hidden_cases() -> Iterator[Case]:
     for tile in (1, 4, 5, 100):
         yield batch.set(tile=tile)
         yield batch.set(tile=tile, return_entropy=True, temperature=2.0)
+    large = Case("", {"hidden": normal(1375, 3, 5, 2), "weight": normal(1376, 300, 2)})
+    yield from narrow_ids(large, 300, np.uint8, np.int8)
+    no_ids = {"hidden": np.zeros((0, 2), F32), "ids": np.zeros(0, np.int32)}
+    yield Case("no rows", {**no_ids, "weight": np.zeros((3, 2), F32)}).set(return_entropy=True)
+    yield Case("V=0", {**no_ids, "weight": np.zeros((0, 2), F32)})
     yield batch.in_bf16().set(return_entropy=True)
     yield batch.in_bf16().set(temperature=0.7)
     broken, unread = batch.arguments["hidden"].copy(), np.zeros((3, 5), dtype=bool)
@@ -106,6 +123,7 @@ def nll_cases() -> Iterator[Case]:
         batch = Case(f"T={tokens}", {"logps": logps, "mask": ragged_mask(1401, rows, tokens)})
         yield batch
         yield from masked_garbage(batch)
+        yield from with_nan(batch)
     yield batch.in_bf16()
 
 
@@ -121,6 +139,7 @@ def value_cases() -> Iterator[Case]:
         batch = Case(f"T={tokens}", arguments)
         yield from (batch.set(clip=clip) for clip in (0.05, 0.2, 1.0, float("inf")))
         yield batch
+        yield from with_nan(batch)
     yield batch.in_bf16()
     yield from masked_garbage(Case("", {k: v[:, :7] for k, v in arguments.items()}))
     yield equal_errors()
@@ -154,6 +173,7 @@ def loss_batches(seed: int) -> Iterator[Case]:
         batch = Case(f"T={tokens}", {"losses": losses, "mask": ragged_mask(seed + 1, rows, tokens)})
         yield batch
         yield from masked_garbage(batch)
+        yield from with_nan(batch)
     yield batch.in_bf16()
     yield Case("B=0", {"losses": np.zeros((0, 3), F32), "mask": np.zeros((0, 3), F32)})
 

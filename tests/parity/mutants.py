@@ -43,6 +43,8 @@ KL_MASK_IGNORED = ("kl._differences", "kept_tokens(mask, logps)", "kept_tokens(N
 OTHER_STD = ("advantages._divisor", 'std == "unbiased"', 'std == "biased"')
 NO_DIVISION_GUARD = ("reduce._divisor", "count or 1.0", "count")
 REWARD_DIFFERENTIATED = ("advantages._checked_rewards", "mx.stop_gradient(rewards)", "rewards")
+NOT_SCALED = ("advantages._in_units", "mx.where(unit == 0, 1, unit)", "mx.ones_like(unit)")
+UNIT_OF_ALL = ("advantages._in_units", "max(axis=axis, keepdims=True)", "max()")
 MEAN_KEPT = ("advantages._centred", "values - mean", "values")
 
 MUTANTS: dict[str, list[Mutant]] = {
@@ -198,13 +200,13 @@ MUTANTS: dict[str, list[Mutant]] = {
         OTHER_STD,
         (
             "advantages.group_advantages",
-            "_divisor(count, std)) + eps",
-            "_divisor(count, std) + eps)",
+            "std, axis=1) + eps / unit",
+            "std, axis=1) + eps",
         ),
         (
             "advantages.group_advantages",
-            "_divisor(valid.sum(), std)) + eps",
-            "_divisor(valid.sum(), std) + eps)",
+            "std, axis=None) + eps / unit",
+            "std, axis=None) + eps",
         ),
         ("advantages.group_advantages", "<= tolerance", "< tolerance"),
         (
@@ -226,11 +228,13 @@ MUTANTS: dict[str, list[Mutant]] = {
         REWARD_DIFFERENTIATED,
         MEAN_KEPT,
         NOT_WIDENED,
+        NOT_SCALED,
+        UNIT_OF_ALL,
     ],
     "leave_one_out_advantages": [
         ("advantages.leave_one_out_advantages", "mx.maximum(count - 1, 1)", "mx.maximum(count, 1)"),
         ("advantages.leave_one_out_advantages", "_centred(known", "-_centred(known"),
-        ("advantages.leave_one_out_advantages", "axis=1) * count", "axis=None) * count"),
+        ("advantages.leave_one_out_advantages", "axis=1) * (count", "axis=None) * (count"),
         REWARD_DIFFERENTIATED,
         MEAN_KEPT,
     ],
@@ -252,13 +256,15 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("advantages.gae_advantages", "kept_tokens(mask, values)", "kept_tokens(None, values)"),
     ],
     "whiten": [
-        ("advantages.whiten", "mx.sqrt(variance + eps)", "(mx.sqrt(variance) + eps)"),
+        ("advantages.whiten", "variance + eps / unit / unit", "variance + eps / unit"),
         ("advantages.whiten", "_centred(widen(values)", "_centred(mx.stop_gradient(widen(values))"),
         ("advantages.whiten", "_divisor(keep.sum(), std)", "_divisor(keep.size, std)"),
         ("advantages.whiten", "kept_tokens(mask, values)", "kept_tokens(None, values)"),
         OTHER_STD,
         MEAN_KEPT,
         NOT_WIDENED,
+        NOT_SCALED,
+        ("advantages.whiten", "math.sqrt(eps)", "0.0"),
     ],
     "bradley_terry_loss": [
         ("preference.bradley_terry_loss", "- _margin_like", "+ _margin_like"),
@@ -310,7 +316,7 @@ MUTANTS: dict[str, list[Mutant]] = {
     ],
     "sequence_mean": [
         MEAN_OVER_PADDING,
-        ("reduce.sequence_mean", "losses.shape[0] if", "mx.maximum(keep.any(axis=1).sum(), 1) if"),
+        ("reduce.sequence_mean", "_rows(keep) if", "mx.maximum(keep.any(axis=1).sum(), 1) if"),
         ("reduce.sequence_mean", "if sequences is None else sequences", ""),
         ("reduce._checked", "kept_tokens(mask, losses)", "kept_tokens(None, losses)"),
         NO_DIVISION_GUARD,
@@ -318,7 +324,7 @@ MUTANTS: dict[str, list[Mutant]] = {
     "sequence_sum": [
         ("reduce.sequence_sum", "zero_outside(losses, keep).sum()", "losses.sum()"),
         ("reduce.sequence_sum", "zero_outside(losses, keep).sum()", "row_mean(losses, keep).sum()"),
-        ("reduce.sequence_sum", "losses.shape[0] if", "losses.shape[1] if"),
+        ("reduce.sequence_sum", "_rows(keep) if", "losses.shape[1] if"),
         NO_DIVISION_GUARD,
     ],
     "fixed_length_mean": [
@@ -334,6 +340,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("likelihood._token_scorer", " - p\n", " + p\n"),
         ("likelihood._token_scorer", "upstream[row, rows] / temperature", "upstream[row, rows]"),
         ("likelihood._weighted", "upstream[:, None] == 0", "False"),
+        ("likelihood._checked_ids", "ids.astype(mx.int64)", "ids"),
         NOT_WIDENED,
     ],
     "linear_token_logps": [
@@ -369,5 +376,6 @@ MUTANTS: dict[str, list[Mutant]] = {
         ("likelihood.clipped_value_loss", "mx.stop_gradient(returns)", "returns"),
         ("likelihood.clipped_value_loss", "kept_tokens(mask, values)", "kept_tokens(None, values)"),
         ("likelihood.clipped_value_loss", "0.5 * maximum(", "0.5 * mx.maximum("),
+        ("_shared.clamp", "values, math.nan)", "values, values)"),
     ],
 }

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 import sctom.mlx_port.losses
+from parity.bad_calls import accepted_call
 from parity.case import Case
 from parity.engine import as_mlx, run_mlx
-from parity.registry import cases_of
+from parity.registry import CASES, cases_of
 from sctom.mlx_port.losses._shared import clamp, maximum, minimum
 
 NAN, INF = float("nan"), float("inf")
@@ -68,6 +69,35 @@ def test_compiled_is_the_same(name: str):
     plain = run_mlx(sctom.mlx_port.losses, name, case).values
     for result, value in zip(several, plain, strict=True):
         np.testing.assert_allclose(np.array(result), value, rtol=1e-5, atol=1e-6)
+
+
+TILED = {"gae_advantages", "token_logps", "linear_token_logps"}
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - TILED))
+def test_shapeless_compiled_code_counts_the_rows_of_each_call(name: str):
+    case = accepted_call(name)
+    function = getattr(sctom.mlx_port.losses, name)
+    compiled = mx.compile(
+        lambda arrays: function(**{**case.arguments, **arrays}, **case.settings), shapeless=True
+    )
+    given = {k: v for k, v in case.arguments.items() if isinstance(v, np.ndarray)}
+    for times in (1, 3, 2):
+        arrays = {key: mx.array(np.concatenate([value] * times)) for key, value in given.items()}
+        plain = function(**{**case.arguments, **arrays}, **case.settings)
+        assert mx.allclose(compiled(arrays), plain, atol=1e-6).item()
+
+
+@pytest.mark.parametrize("name", ["kl_k3", "whiten"])
+def test_shapeless_compiled_code_without_a_mask(name: str):
+    function = getattr(sctom.mlx_port.losses, name)
+    compiled = mx.compile(
+        lambda x: function(*([x] if name == "whiten" else [x, -x])), shapeless=True
+    )
+    for rows in (2, 5):
+        x = mx.arange(3.0 * rows).reshape(rows, 3)
+        plain = function(x) if name == "whiten" else function(x, -x)
+        assert mx.allclose(compiled(x), plain).item()
 
 
 @pytest.mark.parametrize(

@@ -75,20 +75,25 @@ def widen(values: mx.array) -> mx.array:
 def clamp(values: mx.array, low: Any = -math.inf, high: Any = math.inf) -> mx.array:
     """`torch.clamp`: a value at a bound keeps its gradient, where `mx.clip` drops it.
 
+    NaN among value and bounds gives NaN, without gradient.
+
     >>> mx.grad(lambda x: clamp(x, 0.0, 1.0).sum())(mx.array([-1.0, 0.0, 0.5, 1.0, 2.0]))
     array([0, 1, 1, 1, 0], dtype=float32)
     """
-    return mx.where(values < low, low, mx.where(values > high, high, values))
+    inside = mx.where((values >= low) & (values <= high), values, math.nan)
+    return mx.where(values < low, low, mx.where(values > high, high, inside))
 
 
 def minimum(first: mx.array, second: mx.array) -> mx.array:
     """`torch.minimum`: equal values share the gradient, where `mx.minimum` gives it to one.
 
+    NaN in either gives NaN.
+
     >>> mx.grad(lambda x: minimum(x, 3 * x).sum())(mx.array([0.0, 1.0]))  # (1 + 3) / 2 at 0
     array([2, 1], dtype=float32)
     """
-    smaller = mx.where(first < second, first, second)
-    return mx.where(first == second, 0.5 * first + 0.5 * second, smaller)
+    unordered = mx.where(first == second, 0.5 * first + 0.5 * second, first + second)
+    return mx.where(first < second, first, mx.where(second < first, second, unordered))
 
 
 def maximum(first: mx.array, second: mx.array) -> mx.array:
@@ -103,7 +108,7 @@ def zero_outside(values: mx.array, keep: mx.array) -> mx.array:
 
 def kept_tokens(mask: mx.array | None, like: mx.array) -> mx.array:
     """The mask as booleans: every non-zero entry counts. No mask: every position counts."""
-    return mx.ones(like.shape, mx.bool_) if mask is None else mx.stop_gradient(mask) != 0
+    return mx.ones_like(like).astype(mx.bool_) if mask is None else mx.stop_gradient(mask) != 0
 
 
 def spread_advantages(advantages: mx.array, keep: mx.array) -> mx.array:

@@ -51,13 +51,36 @@ def _centred(values: mx.array, keep: mx.array, axis: int | None) -> mx.array:
     """The kept values minus their mean over an axis, or over everything; 0 elsewhere."""
     count = mx.maximum(keep.sum(axis=axis, keepdims=True), 1)
     for _ in range(2):
-        mean = zero_outside(values, keep).sum(axis=axis, keepdims=True) / count
+        # divided before they are added: the sum may be too large for float32
+        mean = (zero_outside(values, keep) / count).sum(axis=axis, keepdims=True)
         values = zero_outside(values - mean, keep)
     return values
 
 
 def _divisor(count: mx.array, std: str) -> mx.array:
     return mx.maximum(count - 1 if std == "unbiased" else count, 1)
+
+
+def _in_units(deviations: mx.array, floor: float, axis: int | None) -> tuple[mx.array, mx.array]:
+    """A unit of size max(largest deviation, floor), and the deviations in it.
+
+    Squares of the deviations themselves leave the range of float32 beyond 1e19 and below 1e-22.
+    """
+    largest = mx.abs(mx.stop_gradient(deviations)).max(axis=axis, keepdims=True)
+    unit = mx.maximum(largest, min(floor, 1e30))
+    unit = mx.where(unit == 0, 1, unit)
+    return unit, deviations / unit
+
+
+def _std(deviations: mx.array, count: mx.array, std: str, axis: int | None) -> mx.array:
+    return mx.sqrt(mx.square(deviations).sum(axis=axis, keepdims=True) / _divisor(count, std))
+
+
+def _require_least_zero(**settings: float) -> None:
+    """Refuse a guard that is negative, infinite or NaN."""
+    for name, value in settings.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} must be at least 0 and finite but is {value}; 0 for none")
 
 
 def group_advantages(
@@ -85,17 +108,20 @@ def group_advantages(
     """
     require_choice("scale", scale, get_args(Scale))
     require_choice("std", std, get_args(Std))
+    _require_least_zero(eps=eps, tolerance=tolerance)
     known, valid = _checked_rewards(rewards)
+    if known.size == 0:
+        return known
     count = valid.sum(axis=1, keepdims=True)
     # not "range > tolerance": that is false for the NaN of infinite rewards, which must show
     usable = valid & (count >= 2) & ~(_group_range(known, valid) <= tolerance)
     centred = _centred(known, valid, axis=1)
     if scale == "group":
-        squares = mx.square(centred).sum(axis=1, keepdims=True)
-        centred = centred / (mx.sqrt(squares / _divisor(count, std)) + eps)
+        unit, centred = _in_units(centred, eps, axis=1)
+        centred = centred / (_std(centred, count, std, axis=1) + eps / unit)
     elif scale == "batch":
-        squares = mx.square(_centred(known, valid, axis=None)).sum()
-        centred = centred / (mx.sqrt(squares / _divisor(valid.sum(), std)) + eps)
+        unit, deviations = _in_units(_centred(known, valid, axis=None), eps, axis=None)
+        centred = centred / unit / (_std(deviations, valid.sum(), std, axis=None) + eps / unit)
     return zero_outside(centred, usable)
 
 
@@ -111,9 +137,11 @@ def leave_one_out_advantages(rewards: mx.array) -> mx.array:
     array([[1, -0.3333, -0.3333, -0.3333]], dtype=float32)
     """
     known, valid = _checked_rewards(rewards)
+    if known.size == 0:
+        return known
     count = valid.sum(axis=1, keepdims=True)
     usable = valid & (count >= 2) & ~(_group_range(known, valid) <= 0)
-    advantages = _centred(known, valid, axis=1) * count / mx.maximum(count - 1, 1)
+    advantages = _centred(known, valid, axis=1) * (count / mx.maximum(count - 1, 1))
     return zero_outside(advantages, usable)
 
 
@@ -162,11 +190,15 @@ def whiten(
     array([-1, 1, 0], dtype=float32)
     """
     require_choice("std", std, get_args(Std))
+    _require_least_zero(eps=eps)
     if mask is not None and mask.shape != values.shape:
         raise ValueError(
             f"mask must have the shape of values, {list(values.shape)}, but has {list(mask.shape)}"
         )
     keep = kept_tokens(mask, values)
     centred = _centred(widen(values), keep, axis=None)
+    if centred.size == 0:
+        return centred
+    unit, centred = _in_units(centred, math.sqrt(eps), axis=None)
     variance = mx.square(centred).sum() / _divisor(keep.sum(), std)
-    return centred / mx.sqrt(variance + eps)
+    return centred / mx.sqrt(variance + eps / unit / unit)

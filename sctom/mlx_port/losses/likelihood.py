@@ -1,14 +1,16 @@
 """Log-probabilities of given tokens, from logits or from hidden states, and losses on tokens.
 
-Arguments, shapes and errors are those of `sctom.losses.likelihood`, with one exception: inside
-`mx.compile` and `mx.vmap`, where no value can be looked at, an id outside the vocabulary is not
-refused but gets the log-probability NaN (MLX itself would return whatever lies in memory there).
+Arguments, shapes and errors are those of `sctom.losses.likelihood`, with two exceptions. Inside
+`mx.compile`, where no value can be looked at, an id outside the vocabulary is not refused but gets
+the log-probability NaN (MLX itself would return whatever lies in memory there). And `token_logps`
+and `linear_token_logps` do not work under `mx.vmap`, `mx.jvp` and `mx.compile(shapeless=True)`:
+they work through tiles whose number is fixed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, cast, overload
 
 import mlx.core as mx
@@ -45,6 +47,8 @@ def token_logps(logits: mx.array, ids: mx.array, *, temperature: float = 1.0) ->
     sizes = check_shapes(logits=(logits, "B T V"), ids=(ids, "B T"))
     _check_temperature(temperature)
     ids, outside = _checked_ids(ids, sizes["V"])
+    if ids.size == 0:
+        return mx.zeros(ids.shape, widen(logits).dtype)
     logps: mx.array = _token_scorer(ids, temperature)(logits)
     return mx.where(outside, math.nan, logps)
 
@@ -106,6 +110,9 @@ def linear_token_logps(
             f"tile must be at least 1 row but is {tile}; leave it out for {_TILE_ROWS}"
         )
     ids, outside = _checked_ids(ids, sizes["V"])
+    if ids.size == 0:
+        nothing = mx.zeros(ids.shape, _product_dtype(hidden, weight))
+        return (nothing, nothing) if return_entropy else nothing
     score = _linear_scorer(ids.flatten(), temperature, tile or _TILE_ROWS)
     logps, entropy, _ = score(hidden.reshape(ids.size, sizes["H"]), weight)
     logps = mx.where(outside, math.nan, logps.reshape(ids.shape))
@@ -174,7 +181,8 @@ def _checked_ids(ids: mx.array, vocabulary: int) -> tuple[mx.array, mx.array]:
         raise ValueError(
             f"ids must be whole numbers but are {ids.dtype}; were the arguments swapped?"
         )
-    outside = (ids < 0) | (ids >= vocabulary)
+    wide = ids.astype(mx.int64)  # in a narrower dtype the vocabulary size may wrap around
+    outside = (wide < 0) | (wide >= vocabulary)
     found = first_place(outside)
     if found:
         place, count = found
@@ -183,12 +191,11 @@ def _checked_ids(ids: mx.array, vocabulary: int) -> tuple[mx.array, mx.array]:
             f"outside the vocabulary of {vocabulary}; give masked positions any id below it, "
             "such as 0"
         )
-    return mx.where(outside, 0, ids).astype(mx.int32), outside
+    return mx.where(outside, 0, wide).astype(mx.int32), outside
 
 
 def _tiles(total: int, size: int) -> Iterator[slice]:
-    """Slices of `size` rows that cover them all: at least one, if only an empty one."""
-    return (slice(start, min(start + size, total)) for start in range(0, max(total, 1), size))
+    return (slice(start, min(start + size, total)) for start in range(0, total, size))
 
 
 def _after(values: mx.array, finished: Sequence[mx.array]) -> mx.array:
@@ -211,6 +218,21 @@ def _refuse(*_: Any) -> mx.array:
     )
 
 
+def _refuse_transformation(*_: Any) -> mx.array:
+    raise RuntimeError(
+        "token_logps and linear_token_logps work neither under mx.vmap nor under mx.jvp; "
+        "give them the whole batch [B, T] instead, and use mx.grad or mx.vjp"
+    )
+
+
+def _scorer(function: Callable[..., Any]) -> mx.custom_function:
+    """A function with its own derivative, to be given by `.vjp`, and no other transformation."""
+    score = mx.custom_function(function)
+    score.vmap(_refuse_transformation)
+    score.jvp(_refuse_transformation)
+    return score
+
+
 _once: Any = mx.custom_function(lambda gradient: gradient)
 """A gradient that refuses to be differentiated, because its own would be wrong."""
 
@@ -224,14 +246,14 @@ def _token_scorer(ids: mx.array, temperature: float) -> Any:
         z = widen(logits) / temperature
         return z - z.max(axis=-1, keepdims=True)
 
-    @mx.custom_function
+    @_scorer
     def score(logits: mx.array) -> mx.array:
         done: list[mx.array] = []
         for row, rows in _cells(ids):
             z = shifted(_after(logits[row, rows], done[-1:]))
             picked = mx.take_along_axis(z, ids[row, rows, None], axis=-1).squeeze(-1)
             done.append(picked - mx.log(mx.exp(z).sum(axis=-1)))
-        return mx.concatenate([mx.zeros(0), *done]).reshape(ids.shape)
+        return mx.concatenate(done).reshape(ids.shape)
 
     @score.vjp
     def backward(logits: mx.array, upstream: mx.array, _: mx.array) -> mx.array:
@@ -259,7 +281,7 @@ def _linear_scorer(ids: mx.array, temperature: float, tile: int) -> Any:
     The slopes, d logp / d hidden, are an output only to be there when the derivative is taken.
     """
 
-    @mx.custom_function
+    @_scorer
     def score(hidden: mx.array, weight: mx.array) -> tuple[mx.array, ...]:
         dtype = _product_dtype(hidden, weight)
         done: list[tuple[mx.array, ...]] = []

@@ -128,10 +128,13 @@ def sapo_loss(
     for name, value in (("temperature_pos", temperature_pos), ("temperature_neg", temperature_neg)):
         if not value > 0:
             raise ValueError(f"{name} must be above 0 but is {value}; the paper uses 1.0 and 1.05")
+        if value > 1e30:
+            raise ValueError(f"{name} must be at most 1e30 but is {value}; float32 holds no more")
 
     ratio = mx.exp(level_log_ratio(logps, old_logps, keep, "token"))
     A = spread_advantages(advantages, keep)
-    tau = mx.where(A > 0, temperature_pos, mx.full(A.shape, temperature_neg, ratio.dtype))
+    tau_pos, tau_neg = (mx.array(t, ratio.dtype) for t in (temperature_pos, temperature_neg))
+    tau = mx.where(A > 0, tau_pos, tau_neg)
     return zero_outside(-(4 / tau) * mx.sigmoid(tau * (ratio - 1)) * A, keep)
 
 

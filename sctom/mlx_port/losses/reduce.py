@@ -2,7 +2,8 @@
 
 Arguments, shapes and errors are those of `sctom.losses.reduce`, except that a count may also be an
 array of no axes. Inside `mx.compile` it should be one: a compiled function keeps the Python numbers
-of its first call for good. The sign of such a count is not checked.
+of its first call for good. The sign of such a count is not checked. Counts left out are taken from
+the arrays of each call, also under `mx.compile(shapeless=True)`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,18 @@ def _checked(losses: mx.array, mask: mx.array) -> tuple[mx.array, mx.array]:
 def _divisor(name: str, count: float | mx.array) -> float | mx.array:
     """The count to divide by: 1 instead of 0, because then nothing is left in the sum."""
     if isinstance(count, mx.array):
+        check_shapes(**{name: (count, "")})
         return mx.where(count == 0, 1, count)
     if not count >= 0:
         raise ValueError(
             f"{name} must be at least 0 but is {count}; pass the count of the whole optimiser step"
         )
     return count or 1.0
+
+
+def _rows(keep: mx.array) -> mx.array:
+    """The number of rows, by counting: `keep.shape` would be kept by shapeless compiled code."""
+    return (keep.sum(axis=1) >= 0).sum()
 
 
 def token_mean(
@@ -65,7 +72,7 @@ def sequence_mean(
     3.75
     """
     losses, keep = _checked(losses, mask)
-    rows = losses.shape[0] if sequences is None else sequences
+    rows = _rows(keep) if sequences is None else sequences
     return row_mean(losses, keep).sum() / _divisor("sequences", rows)
 
 
@@ -105,5 +112,5 @@ def sequence_sum(
     4.5
     """
     losses, keep = _checked(losses, mask)
-    rows = losses.shape[0] if sequences is None else sequences
+    rows = _rows(keep) if sequences is None else sequences
     return zero_outside(losses, keep).sum() / _divisor("sequences", rows)

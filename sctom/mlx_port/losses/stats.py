@@ -23,7 +23,7 @@ from sctom.mlx_port.losses._shared import (
 
 def _share(happened: mx.array, keep: mx.array, level: str) -> mx.array:
     """The share of tokens, or at a row level of rows, for which something happened."""
-    counted = mx.broadcast_to(happened, keep.shape).astype(mx.float32)
+    counted = mx.broadcast_arrays(happened, keep)[0].astype(mx.float32)
     if level == "token":
         return zero_outside(counted, keep).sum() / mx.maximum(keep.sum(), 1)
     return row_mean(counted, keep).sum() / mx.maximum(keep.any(axis=1).sum(), 1)
@@ -54,7 +54,7 @@ def clip_fraction(
     """
     require_level(level)
     keep = check_policy_inputs(logps, old_logps, mask, advantages)
-    ratio = mx.exp(level_log_ratio(logps, old_logps, keep, level))
+    ratio = mx.exp(level_log_ratio(mx.stop_gradient(logps), old_logps, keep, level))
     A = spread_advantages(advantages, keep)
     clipped = ((A > 0) & (ratio > 1 + clip_high)) | ((A < 0) & (ratio < 1 - clip_low))
     if ratio_max is not None:
@@ -83,7 +83,7 @@ def weight_clip_fraction(
     """
     require_level(level)
     keep = check_policy_inputs(logps, old_logps, mask)
-    weight = mx.exp(level_log_ratio(logps, old_logps, keep, level))
+    weight = mx.exp(level_log_ratio(mx.stop_gradient(logps), old_logps, keep, level))
     return _share((weight > weight_max) | (weight < weight_min), keep, level)
 
 
