@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
@@ -50,6 +51,17 @@ def widen(values: Tensor) -> Tensor:
 def widest(values: Tensor) -> Tensor:
     """The same values in float64, or in float32 on a device that has no wider one (MPS)."""
     return values.float() if values.device.type == "mps" else values.double()
+
+
+def clamp(values: Tensor, low: float = -math.inf, high: float = math.inf) -> Tensor:
+    """`Tensor.clamp` that takes a bound beyond the range of the dtype for an infinite one.
+
+    >>> clamp(torch.tensor([0.5, 9.0]), 1.0, 1e300)
+    tensor([1., 9.])
+    """
+    largest = torch.finfo(values.dtype).max
+    low, high = (math.copysign(math.inf, b) if abs(b) > largest else b for b in (low, high))
+    return values.clamp(low, high)
 
 
 def zero_outside(values: Tensor, keep: Tensor) -> Tensor:

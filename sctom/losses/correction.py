@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sctom.losses._shared import (
     advantage_axes,
+    clamp,
     kept_tokens,
     level_log_ratio,
     require_choice,
@@ -84,7 +85,7 @@ def rollout_weights(
     level = "token" if mode.startswith("token") else "product"
     weights = level_log_ratio(old_logps, rollout_logps, keep, level).exp()
     if mode.endswith("truncate"):
-        weights = weights.clamp(lowest, weight_max)
+        weights = clamp(weights, lowest, weight_max)
     else:
         weights = weights.masked_fill((weights < lowest) | (weights > weight_max), 0.0)
     return torch.where(keep, weights, 0.0)

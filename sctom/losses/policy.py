@@ -24,6 +24,7 @@ from sctom.losses._shared import (
     Level,
     advantage_axes,
     check_policy_inputs,
+    clamp,
     kept_tokens,
     level_log_ratio,
     require_level,
@@ -98,8 +99,8 @@ def grpo_loss(
 
     ratio = level_log_ratio(logps, old_logps, keep, level).exp()
     if ratio_max is not None:
-        ratio = ratio.clamp(max=ratio_max)
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+        ratio = clamp(ratio, high=ratio_max)
+    clipped = clamp(ratio, 1 - clip_low, 1 + clip_high)
     A = spread_advantages(advantages, keep)
     return zero_outside(-torch.minimum(ratio * A, clipped * A), keep)
 
@@ -157,7 +158,7 @@ def cispo_loss(
     _require_at_least("weight_max", weight_max, least, "it is an absolute bound, not a width")
 
     log_weight = level_log_ratio(logps.detach(), old_logps, keep, level)
-    weight = log_weight.exp().clamp(weight_min, weight_max)
+    weight = clamp(log_weight.exp(), weight_min, weight_max)
     A = spread_advantages(advantages, keep)
     return zero_outside(-weight * A * zero_outside(widen(logps), keep), keep)
 
@@ -192,7 +193,7 @@ def sapo_loss(
         Loss per token [B, T].
 
     Raises:
-        ValueError: shapes disagree, or a temperature that is not positive.
+        ValueError: shapes disagree, or a temperature that is not positive or above 1e30.
 
     >>> logps = torch.tensor([[-1.0, -2.0]])
     >>> sapo_loss(logps, logps, torch.tensor([[1.0, -1.05]]), torch.ones(1, 2))
@@ -202,6 +203,8 @@ def sapo_loss(
     for name, value in (("temperature_pos", temperature_pos), ("temperature_neg", temperature_neg)):
         if not value > 0:
             raise ValueError(f"{name} must be above 0 but is {value}; the paper uses 1.0 and 1.05")
+        if value > 1e30:
+            raise ValueError(f"{name} must be at most 1e30 but is {value}; float32 holds no more")
 
     ratio = level_log_ratio(logps, old_logps, keep, "token").exp()
     A = spread_advantages(advantages, keep)

@@ -229,6 +229,7 @@ def one_token(function, **settings):
         (cispo_loss, {"weight_max": 0.2}, "weight_max must be at least 1 but is 0.2; it is an abs"),
         (cispo_loss, {"weight_max": 2, "weight_min": 3}, "weight_max must be at least 3 but is 2"),
         (sapo_loss, {"temperature_neg": 0.0}, "temperature_neg must be above 0 but is 0.0"),
+        (sapo_loss, {"temperature_pos": 1e300}, r"temperature_pos must be at most 1e30 but is"),
     ],
 )
 def test_refuses_settings_without_a_meaning(function, settings, message):
@@ -243,3 +244,15 @@ def test_refuses_shapes_that_disagree():
         grpo_loss(row, row, torch.zeros(2), mask)
     with pytest.raises(ValueError, match="advantages has B=3 but logps has B=2"):
         reinforce_loss(row, torch.zeros(3), row)
+
+
+@pytest.mark.parametrize("bound", [1e300, float("inf")])
+def test_a_bound_beyond_float32_is_no_bound(bound):
+    logps, old_logps, ones = torch.tensor([[1.0, -1.0]]), torch.zeros(1, 2), torch.ones(1, 2)
+    for function, huge, none in (
+        (grpo_loss, {"ratio_max": bound, "clip_high": bound, "clip_low": bound}, {"clip_low": 9.0}),
+        (cispo_loss, {"weight_max": bound}, {}),
+    ):
+        none |= {"clip_high": 9.0} if function is grpo_loss else {"weight_max": 9.0}
+        args = (logps, old_logps, torch.ones(1), ones)
+        assert torch.equal(function(*args, **huge), function(*args, **none))

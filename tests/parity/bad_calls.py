@@ -72,7 +72,7 @@ BAD_SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"weight_min": -0.1},
         {"weight_min": 3.0, "weight_max": 2.0},
     ],
-    "sapo_loss": [{"temperature_pos": 0.0}, {"temperature_neg": -1.0}],
+    "sapo_loss": [{"temperature_pos": 0.0}, {"temperature_neg": -1.0}, {"temperature_pos": 1e300}],
     "kl_penalty": [{"estimator": "k4"}],
     "rollout_weights": [
         {"mode": "token"},
