@@ -53,7 +53,7 @@ $(SMOLLM2)/config.json: | $(READY)
 selfaware-data: $(READY)
 	$(BIN)/python -m sctom.prepare selfaware --source $(SELFAWARE) --variant original --out data/selfaware
 
-# SmolLM2 on SelfAware, once with GRPO and once with CISPO. About half an hour each on two cores.
+# SmolLM2 on SelfAware, once with GRPO and once with CISPO. About twenty minutes each on one core.
 selfaware-grpo: $(SMOLLM2)/config.json selfaware-data
 	$(BIN)/python -m sctom.fit --config configs/selfaware_smollm2.yaml --run_dir runs/selfaware-grpo --resume auto
 

@@ -30,6 +30,7 @@ ROWS = {  # metric -> words
 }
 _CURVES = {  # metric -> (words, colour, marker); colours of Okabe and Ito
     "accuracy_known": ("accuracy on known", "#0072B2", "o"),
+    "accuracy": ("accuracy", "#56B4E9", "o"),
     "abstention_f1": ("abstention F1", "#009E73", "s"),
     "over_refusal": ("over-refusal", "#D55E00", "^"),
 }
@@ -166,6 +167,8 @@ def _evaluation_panel(axes: Axes, evaluations: Sequence[Record]) -> None:
     iterations = [record["iteration"] for record in evaluations]
     for name, (words, colour, marker) in _CURVES.items():
         values = [_number(record["metrics"].get(name)) for record in evaluations]
+        if all(math.isnan(value) for value in values):
+            continue  # data without kinds of questions has no accuracy on the known ones
         axes.plot(
             iterations,
             values,
