@@ -139,7 +139,7 @@ def killing(owner, name):
 {{"sampling": lambda: killing(policy.PolicyModule, "complete"),
   "reward": lambda: killing(policy.PolicyModule, "score_rewards"),
   "loss": lambda: killing(policy.PolicyModule, "loss"),
-  "clip": lambda: killing(policy.PolicyModule, "_clip"),
+  "after the optimiser step": lambda: killing(policy.FiniteGuard, "record"),
   "half a save": lambda: killing(checkpoint, "publish"),
   "after the rename": lambda: killing(checkpoint, "checkpoints")}}[place]()
 sys.argv = ["fit"] + {argv!r}
@@ -154,7 +154,7 @@ main()
         ("sampling", 4),
         ("reward", 3),
         ("loss", 9),
-        ("clip", 10),
+        ("after the optimiser step", 10),
         ("half a save", 1),
         ("half a save", 5),
         ("after the rename", 6),

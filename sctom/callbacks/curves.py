@@ -182,7 +182,9 @@ def _evaluation_panel(axes: Axes, evaluations: Sequence[Record]) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_ylabel("rate")
     axes.set_title("Validation: does it know what it knows?", loc="left", fontsize=11)
-    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=len(_CURVES))
+    if axes.lines:
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
+        axes.legend(frameon=False, ncols=len(axes.lines), **below)
 
 
 def _number(value: Any) -> float:
