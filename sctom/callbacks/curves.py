@@ -183,8 +183,8 @@ def _evaluation_panel(axes: Axes, evaluations: Sequence[Record]) -> None:
     axes.set_ylabel("rate")
     axes.set_title("Validation: does it know what it knows?", loc="left", fontsize=11)
     if axes.lines:
-        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
-        axes.legend(frameon=False, ncols=len(axes.lines), **below)
+        columns = len(axes.lines)
+        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns)
 
 
 def _number(value: Any) -> float:
