@@ -180,22 +180,23 @@ def test_killed_at_a_place_and_resumed(config, uninterrupted, tmp_path, place, c
 
 @pytest.mark.slow
 def test_killed_at_random_moments_and_resumed(config, uninterrupted, tmp_path):
-    run_dir = tmp_path / "run"
-    kills = 0
     moments = random.Random(0)
-    while kills < 8:
-        process = start(config, run_dir, "auto")
-        deadline = time.monotonic() + moments.uniform(3.0, 12.0)
-        while time.monotonic() < deadline and process.poll() is None:
-            time.sleep(0.01)
-        if process.poll() is not None:
+    kills = 0
+    for attempt in range(20):
+        run_dir = tmp_path / f"run-{attempt}"
+        for _ in range(2):
+            process = start(config, run_dir, "auto")
+            deadline = time.monotonic() + moments.uniform(2.0, 8.0)
+            while time.monotonic() < deadline and process.poll() is None:
+                time.sleep(0.01)
+            kills += process.poll() is None
+            process.kill()
+            process.communicate()
+        finish(start(config, run_dir, "auto"))
+        assert_equal(final_weights(run_dir), final_weights(uninterrupted))
+        if kills >= 8:
             break
-        process.kill()
-        process.wait()
-        kills += 1
-    finish(start(config, run_dir, "auto"))
-    assert kills >= 1
-    assert_equal(final_weights(run_dir), final_weights(uninterrupted))
+    assert kills >= 8
 
 
 def test_a_resumed_run_obeys_its_config(config, tmp_path):
