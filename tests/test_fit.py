@@ -191,6 +191,19 @@ def test_a_stop_token_the_template_does_not_use_fails_the_self_check(
     assert "none of which is a stop token" in said
 
 
+def test_the_self_check_comes_before_the_first_evaluation(
+    config, monkeypatch, capsys, tiny_prompts
+):
+    from sctom.modules import PolicyModule, selfcheck
+
+    evaluated = []
+    monkeypatch.setattr(PolicyModule, "validation_step", lambda *a: evaluated.append(a))
+    failing = selfcheck.Check("BOS", False, "planted")
+    monkeypatch.setattr(selfcheck, "bos_check", lambda *a: failing)
+    said = refused(config, monkeypatch, capsys, "--data.val", str(tiny_prompts))
+    assert "BOS: planted" in said and not evaluated
+
+
 def test_a_sampler_that_disagrees_fails_the_self_check(config, monkeypatch, capsys):
     from sctom.rollout import local
 

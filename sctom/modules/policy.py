@@ -24,6 +24,7 @@ from sctom.modules.ranks import exchanging_gradients, gathered, step_totals
 from sctom.modules.reference import Reference, ReferenceKind, make_reference
 from sctom.modules.schedule import ScheduleName, learning_rate_factor
 from sctom.modules.scoring import MicroBatch, Scorer, collate
+from sctom.modules.selfcheck import run_self_checks
 from sctom.modules.settings import check_fit, check_settings
 from sctom.modules.state import (
     Progress,
@@ -153,6 +154,7 @@ class PolicyModule(L.LightningModule):
         self.last_metrics: dict[str, float] = {}
         self._reference: Reference | None = None
         self._configured: list[dict[str, Any]] = []
+        self._checked = False
 
     def setup(self, stage: str) -> None:
         """Load the tokenizer and render every prompt: bad data is told before weights load."""
@@ -184,14 +186,21 @@ class PolicyModule(L.LightningModule):
         return optimizer
 
     def on_train_start(self) -> None:
-        """Let the config win over a checkpoint's optimiser settings, then check the chain once."""
+        """Let the config win over a checkpoint's optimiser settings."""
         optimizer = self.optimizers(use_pl_optimizer=False)
         for group, settings in zip(optimizer.param_groups, self._configured, strict=True):  # type: ignore[union-attr]
             group.update(settings)
-        if self.self_check:
-            from sctom.modules.selfcheck import run_self_checks
+        self._check_chain()
 
+    def on_validation_start(self) -> None:
+        """Check the chain before the evaluation that precedes training, which may take minutes."""
+        if self.trainer.sanity_checking:
+            self._check_chain()
+
+    def _check_chain(self) -> None:
+        if self.self_check and not self._checked:
             run_self_checks(self, self.trainer.datamodule.train_prompts)  # type: ignore[attr-defined]
+            self._checked = True
 
     def training_step(self, prompts: list[Prompt], batch_idx: int) -> None:
         """One iteration."""
@@ -204,8 +213,7 @@ class PolicyModule(L.LightningModule):
                 self.update(rows, means)
         finished = time.perf_counter()
         self.progress.iteration += 1
-        metrics |= means.result()
-        metrics |= {
+        metrics |= means.result() | {
             "time/update": finished - updating,
             "step_time": finished - started,
             "memory_mib": peak_memory_mib(),
@@ -232,7 +240,9 @@ class PolicyModule(L.LightningModule):
         times.append(time.perf_counter())
         self.score_policies(rows)
         rollout = Rollout(rows, self.group_size)
-        kl = self._charge_kl(rows)
+        kl = {}
+        if self._reference is not None and self.kl_in == "reward":
+            kl["kl"] = charge_kl(rows, self.kl_estimator, self.beta)
         self._compare(rollout)
         times.append(time.perf_counter())
         names = ("time/generate", "time/reward", "time/score")
@@ -240,9 +250,8 @@ class PolicyModule(L.LightningModule):
         metrics = rollout_metrics(rollout) | kl | phases
         refuse_taken_names(extra, metrics)
         metrics |= extra
-        metrics["tokens_per_second"] = sum(len(r.ids) for r in rows) / max(
-            times[1] - times[0], 1e-9
-        )
+        sampled = sum(len(r.ids) for r in rows)
+        metrics["tokens_per_second"] = sampled / max(times[1] - times[0], 1e-9)
         return rollout, metrics
 
     def complete(
@@ -278,16 +287,10 @@ class PolicyModule(L.LightningModule):
             with self._reference.scoring() as model:
                 fill_logps(rows, "ref_logps", self.scorer, model, self.micro_batch_size)
 
-    def _charge_kl(self, rows: Sequence[Row]) -> dict[str, float]:
-        if self._reference is None or self.kl_in == "loss":
-            return {}
-        return {"kl": charge_kl(rows, self.kl_estimator, self.beta)}
-
     def _compare(self, rollout: Rollout) -> None:
         rewards = torch.tensor([row.reward for row in rollout.rows], dtype=torch.float64)
         rewards = rewards.view(-1, self.group_size)
-        everywhere = gathered(self, rewards).view(-1, self.group_size)
-        advantages = self.bound.advantages(everywhere)
+        advantages = self.bound.advantages(gathered(self, rewards).view(-1, self.group_size))
         mine = advantages.view(-1, *rewards.shape)[self.global_rank].flatten().tolist()
         for row, advantage in zip(rollout.rows, mine, strict=True):
             row.advantage = advantage
