@@ -1,8 +1,13 @@
-"""One shape check for every function that takes arrays. Works on torch and MLX arrays alike."""
+"""What losses check at their door, on torch and MLX alike: shapes, and names of choices."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, Literal, get_args
+
+Level = Literal["token", "geometric", "product"]
+"""How per-token log-ratios become the ratio of a row; "token" leaves them alone."""
 
 
 def check_shapes(**arrays: tuple[Any, str]) -> dict[str, int]:
@@ -42,3 +47,28 @@ def check_shapes(**arrays: tuple[Any, str]) -> dict[str, int]:
                 )
             owners.setdefault(axis, name)
     return sizes
+
+
+def require_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Refuse a value that is not one of the choices, and name the nearest one.
+
+    Raises:
+        ValueError: the value is not among the choices.
+
+    >>> require_choice("std", "unbaised", ("unbiased", "biased"))
+    Traceback (most recent call last):
+        ...
+    ValueError: std must be "unbiased" or "biased" but is 'unbaised'; did you mean "unbiased"?
+    """
+    if value not in choices:
+        *first, last = (f'"{choice}"' for choice in choices)
+        nearest = get_close_matches(str(value), choices, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"{name} must be {', '.join(first)} or {last} but is {value!r}; "
+            f'did you mean "{nearest}"?'
+        )
+
+
+def require_level(level: str) -> None:
+    """Refuse a level that is not "token", "geometric" or "product"."""
+    require_choice("level", level, get_args(Level))

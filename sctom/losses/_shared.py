@@ -3,44 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from difflib import get_close_matches
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sctom.shapes import check_shapes
 
-Level = Literal["token", "geometric", "product"]
-
 LOG_LIMIT = 20.0
 """Log-ratios and reference differences are clamped to [-LOG_LIMIT, LOG_LIMIT] before `exp`."""
-
-
-def require_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Refuse a value that is not one of the choices, and name the nearest one.
-
-    Raises:
-        ValueError: the value is not among the choices.
-
-    >>> require_choice("std", "unbaised", ("unbiased", "biased"))
-    Traceback (most recent call last):
-        ...
-    ValueError: std must be "unbiased" or "biased" but is 'unbaised'; did you mean "unbiased"?
-    """
-    if value not in choices:
-        *first, last = (f'"{choice}"' for choice in choices)
-        nearest = get_close_matches(str(value), choices, n=1, cutoff=0.0)[0]
-        raise ValueError(
-            f"{name} must be {', '.join(first)} or {last} but is {value!r}; "
-            f'did you mean "{nearest}"?'
-        )
-
-
-def require_level(level: str) -> None:
-    """Refuse a level that is not "token", "geometric" or "product"."""
-    require_choice("level", level, get_args(Level))
 
 
 def widen(values: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from sctom.losses._shared import kept_tokens, require_choice, widen, widest, zero_outside
-from sctom.shapes import check_shapes
+from sctom.losses._shared import kept_tokens, widen, widest, zero_outside
+from sctom.shapes import check_shapes, require_choice
 
 Scale = Literal["group", "batch", "none"]
 Std = Literal["unbiased", "biased"]

@@ -19,14 +19,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from sctom.losses._shared import (
-    LOG_LIMIT,
-    bounded_difference,
-    kept_tokens,
-    require_choice,
-    widen,
-)
-from sctom.shapes import check_shapes
+from sctom.losses._shared import LOG_LIMIT, bounded_difference, kept_tokens, widen
+from sctom.shapes import check_shapes, require_choice
 
 Estimator = Literal["k1", "k2", "k3"]
 

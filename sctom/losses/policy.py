@@ -21,18 +21,16 @@ import torch
 from torch import Tensor
 
 from sctom.losses._shared import (
-    Level,
     advantage_axes,
     check_policy_inputs,
     clamp,
     kept_tokens,
     level_log_ratio,
-    require_level,
     spread_advantages,
     widen,
     zero_outside,
 )
-from sctom.shapes import check_shapes
+from sctom.shapes import Level, check_shapes, require_level
 
 
 def _require_at_least(name: str, value: float, least: float, advice: str) -> None:

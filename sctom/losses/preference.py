@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sctom.losses._shared import require_choice, widen
+from sctom.losses._shared import widen
 from sctom.losses.advantages import whiten
-from sctom.shapes import check_shapes
+from sctom.shapes import check_shapes, require_choice
 
 MarginScale = Literal["small", "large"]
 

@@ -12,15 +12,14 @@ from torch import Tensor
 
 from sctom.losses._shared import (
     LOG_LIMIT,
-    Level,
     check_policy_inputs,
     level_log_ratio,
-    require_level,
     row_mean,
     spread_advantages,
     widen,
     zero_outside,
 )
+from sctom.shapes import Level, require_level
 
 
 def _share(happened: Tensor, keep: Tensor, level: str) -> Tensor:

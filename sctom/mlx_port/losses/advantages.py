@@ -12,14 +12,8 @@ from typing import Literal, get_args
 
 import mlx.core as mx
 
-from sctom.mlx_port.losses._shared import (
-    first_place,
-    kept_tokens,
-    require_choice,
-    widen,
-    zero_outside,
-)
-from sctom.shapes import check_shapes
+from sctom.mlx_port.losses._shared import first_place, kept_tokens, widen, zero_outside
+from sctom.shapes import check_shapes, require_choice
 
 Scale = Literal["group", "batch", "none"]
 Std = Literal["unbiased", "biased"]

@@ -15,13 +15,12 @@ from sctom.mlx_port.losses._shared import (
     clamp,
     kept_tokens,
     level_log_ratio,
-    require_choice,
     row_mean,
     spread_advantages,
     widen,
     zero_outside,
 )
-from sctom.shapes import check_shapes
+from sctom.shapes import check_shapes, require_choice
 
 Mode = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 

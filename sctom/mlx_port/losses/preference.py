@@ -10,9 +10,9 @@ from typing import Literal, get_args
 
 import mlx.core as mx
 
-from sctom.mlx_port.losses._shared import first_place, require_choice, widen
+from sctom.mlx_port.losses._shared import first_place, widen
 from sctom.mlx_port.losses.advantages import whiten
-from sctom.shapes import check_shapes
+from sctom.shapes import check_shapes, require_choice
 
 MarginScale = Literal["small", "large"]
 

@@ -10,15 +10,14 @@ import mlx.core as mx
 
 from sctom.mlx_port.losses._shared import (
     LOG_LIMIT,
-    Level,
     check_policy_inputs,
     level_log_ratio,
-    require_level,
     row_mean,
     spread_advantages,
     widen,
     zero_outside,
 )
+from sctom.shapes import Level, require_level
 
 
 def _share(happened: mx.array, keep: mx.array, level: str) -> mx.array:
