@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from sctom.seeds import permutation
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -64,6 +66,8 @@ class Row:
     """Weighted sum of the rewards; NaN: no reward at all."""
     advantage: float = 0.0
     """Group-relative advantage; 0 where there was no reward."""
+    counted: bool = True
+    """Whether it takes part in updates: in the sums of the loss and in what they are divided by."""
 
 
 @dataclass
@@ -74,6 +78,8 @@ class Rollout:
     group_size: int
     shuffled_rows: bool = False
     """Whether the rows have left the order of their groups."""
+    dropped: list[Row] = field(default_factory=list)
+    """Rows that were sampled for it and replaced by others."""
 
     def __len__(self) -> int:
         """Number of completions, B = P * G."""
@@ -105,6 +111,37 @@ class Rollout:
         step = max(len(self.rows), 1) if size is None else _positive(size)
         for start in range(0, len(self.rows), step):
             yield self.rows[start : start + step]
+
+
+def row_value(row: Row, metric: str, *, setting: str) -> float:
+    """The number of a row that a setting looks at; NaN where there is none.
+
+    Args:
+        row: with its rewards.
+        metric: "reward", the weighted sum, or the name of one reward.
+        setting: the setting that names the metric, for the error.
+
+    Raises:
+        ValueError: there is no reward of that name.
+    """
+    if metric == "reward":
+        return row.reward
+    if metric not in row.rewards:
+        names = ", ".join(["reward", *row.rewards])
+        raise ValueError(f"{setting} is {metric!r}, which no reward is called; set it to {names}")
+    value = row.rewards[metric]
+    return float("nan") if value is None else value
+
+
+def interleave(processes: Sequence[Sequence[T]], group_size: int) -> list[T]:
+    """Put the groups of W processes back into the order of the iteration, each having every W-th.
+
+    >>> interleave([["a", "c"], ["b", "d"]], group_size=1)
+    ['a', 'b', 'c', 'd']
+    """
+    longest = max((len(rows) for rows in processes), default=0)
+    starts = range(0, longest, group_size)
+    return [row for i in starts for rows in processes for row in rows[i : i + group_size]]
 
 
 def split_rows(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:

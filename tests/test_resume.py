@@ -245,18 +245,20 @@ def test_resume_never_starts_from_scratch_unasked(tmp_path):
 
 def test_prompts_of_an_iteration_do_not_depend_on_where_a_run_began():
     from sctom.batch import Prompt
+    from sctom.data.order import Shuffled
     from sctom.data.prompts import PromptLoader
 
-    prompts = [Prompt(i, [i], []) for i in range(7)]
-    whole = [[p.index for p in batch] for batch in PromptLoader(prompts, 4, 10, seed=3)]
-    later = PromptLoader(prompts, 4, 10, seed=3)
+    order = Shuffled()
+    order.start([Prompt(i, [i], []) for i in range(7)], seed=3)
+    whole = [[p.index for p in batch] for batch in PromptLoader(order, 4, 10)]
+    later = PromptLoader(order, 4, 10)
     later.load_state_dict({"position": 6})
     assert [[p.index for p in batch] for batch in later] == whole[6:]
     flat = [i for batch in whole for i in batch]
     assert all(
         sorted(flat[k : k + 7]) == list(range(7)) for k in range(0, 35, 7)
     )  # every epoch asks each once
-    halves = [PromptLoader(prompts, 4, 10, seed=3, rank=r, world_size=2) for r in range(2)]
+    halves = [PromptLoader(order, 4, 10, rank=r, world_size=2) for r in range(2)]
     for batch, a, b in zip(whole, *halves, strict=True):
         assert sorted(batch) == sorted(p.index for p in a + b)
 

@@ -71,13 +71,14 @@ def describe(trainer: L.Trainer, module: PolicyModule) -> list[Line]:
         *_model_lines(trainer, module),
         *_objective_lines(module),
         *_size_lines(trainer, module),
+        ("left out", left_out_text(module)),
         ("sampling", repr(module.sampling)),
         ("validation", f"{module.val_samples} per prompt, {module.val_sampling!r}"),
         ("rewards", rewards),
         *_data_lines(trainer),
         ("run folder", str(run_dir(trainer))),
         ("differs from defaults", ", ".join(changed) if changed else "nothing"),
-        ("note", _note(module, updates_per_rollout(trainer, module))),
+        ("note", _note(module, module.updates_per_rollout())),
     ]
 
 
@@ -129,7 +130,7 @@ def _size_lines(trainer: L.Trainer, module: PolicyModule) -> list[Line]:
     local = rows // trainer.world_size
     minibatch = min(module.minibatch_size or local, local)
     micro = min(module.micro_batch_size, minibatch)
-    updates = updates_per_rollout(trainer, module)
+    updates = module.updates_per_rollout()
     where = f" on each of {trainer.world_size} processes" if trainer.world_size > 1 else ""
     return [
         (
@@ -188,12 +189,6 @@ def _data_lines(trainer: L.Trainer) -> list[Line]:
     return [*lines, ("validation data", f"{data.val_path} ({len(data.val_prompts):,} rows)")]
 
 
-def updates_per_rollout(trainer: L.Trainer, module: PolicyModule) -> int:
-    """Optimiser steps made with one rollout."""
-    iterations: int = trainer.datamodule.iterations  # type: ignore[attr-defined]
-    return module.total_updates() // iterations
-
-
 def advantage_text(objective: Objective) -> str:
     """The advantage rule in words.
 
@@ -207,6 +202,19 @@ def advantage_text(objective: Objective) -> str:
         return "reward - mean of the other completions of its group"
     scale = getattr(objective, "scale", objective.advantage_scale)
     return f"reward - mean of its group, {_SCALES[scale]}"
+
+
+def left_out_text(module: PolicyModule) -> str:
+    """What of a rollout takes no part in updates, in words."""
+    metric = module.zero_variance_metric
+    groups = {
+        "keep": "nothing for want of a signal",
+        "mask": f"groups in which no {metric} differs, masked",
+        "resample": f"groups in which no {metric} differs, replaced from up to "
+        f"{module.max_extra_batches} extra batches",
+    }[module.zero_variance]
+    cut = {"keep": "truncated completions count", "mask": "truncated completions are masked"}
+    return f"{groups}; {cut[module.truncated]}"
 
 
 def kl_text(module: PolicyModule) -> str:

@@ -11,7 +11,7 @@ from rich import get_console
 from rich.table import Table
 from rich.text import Text
 
-from sctom.batch import Rollout, Row
+from sctom.batch import Rollout, Row, interleave
 from sctom.callbacks.common import (
     Record,
     atomic_write,
@@ -34,7 +34,9 @@ class CompletionsTable(Callback):
     order of prompts is random, so they are no selection); the same goes to TensorBoard as text. The
     file is RUN/completions/iteration-000012.jsonl, one completion a line: iteration, prompt_index,
     sample, prompt (last user message), completion, rewards (null: abstained), reward (null: none),
-    advantage, length (tokens), truncated. It is written at once or not at all, prompts in the order
+    advantage, length (tokens), truncated, counted (false: left out of the update, as
+    `zero_variance` and `truncated` of the module say). Groups that were replaced by others stand at
+    the end. It is written at once or not at all, prompts in the order
     of the iteration whatever the number of processes, so a run that was killed and resumed writes
     the same file again.
 
@@ -65,7 +67,10 @@ class CompletionsTable(Callback):
             processes = gather(trainer, completion_records(rollout, iteration))
             if trainer.is_global_zero:
                 path = run_dir(trainer) / "completions" / f"iteration-{iteration:06d}.jsonl"
-                atomic_write(path, to_lines(interleave(processes, rollout.group_size)))
+                records = interleave(processes, rollout.group_size)
+                atomic_write(
+                    path, to_lines(records + row_records(rollout.dropped, iteration, dropped=True))
+                )
         first = iteration == 1
         if trainer.is_global_zero and self.every and (first or iteration % self.every == 0):
             chosen = [row for group in rollout.groups()[: self.prompts] for row in extremes(group)]
@@ -75,6 +80,11 @@ class CompletionsTable(Callback):
 
 def completion_records(rollout: Rollout, iteration: int) -> list[Record]:
     """The rows of a rollout as plain data, in its order."""
+    return row_records(rollout.rows, iteration)
+
+
+def row_records(rows: Sequence[Row], iteration: int, *, dropped: bool = False) -> list[Record]:
+    """Rows as plain data."""
     return [
         {
             "iteration": iteration,
@@ -87,20 +97,11 @@ def completion_records(rollout: Rollout, iteration: int) -> list[Record]:
             "advantage": row.advantage,
             "length": len(row.ids),
             "truncated": row.truncated,
+            "counted": row.counted and not dropped,
             "extra": {column: plain(value) for column, value in row.extra.items()},
         }
-        for row in rollout.rows
+        for row in rows
     ]
-
-
-def interleave(processes: Sequence[Sequence[Record]], group_size: int) -> list[Record]:
-    """Put the groups of W processes back into the order of the iteration, each having every W-th.
-
-    >>> interleave([[{"p": 0}, {"p": 2}], [{"p": 1}, {"p": 3}]], group_size=1)
-    [{'p': 0}, {'p': 1}, {'p': 2}, {'p': 3}]
-    """
-    starts = range(0, len(processes[0]), group_size)
-    return [row for i in starts for rows in processes for row in rows[i : i + group_size]]
 
 
 def last_user_message(row: Row) -> str:

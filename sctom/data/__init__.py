@@ -1,6 +1,7 @@
 """LightningDataModules over the readers."""
 
 from sctom.data.dialogues import DialogueData
+from sctom.data.order import PromptOrder, Shuffled, SolveRate
 from sctom.data.prompts import PromptData
 
-__all__ = ["DialogueData", "PromptData"]
+__all__ = ["DialogueData", "PromptData", "PromptOrder", "Shuffled", "SolveRate"]

@@ -1,4 +1,4 @@
-"""Prompts for PolicyModule: which to ask is a function of (seed, iteration) alone."""
+"""Prompts for PolicyModule, one batch of them per iteration."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sctom import readers
 from sctom.assets import resolve
 from sctom.batch import Prompt
 from sctom.checks import check_choices, check_numbers
+from sctom.data.order import PromptOrder, Shuffled
 from sctom.data.template import check_length, render_prompt
-from sctom.seeds import permutation
 from sctom.tasks import selfaware
 
 Columns = Literal["plain", "selfaware"]
@@ -37,25 +37,22 @@ _CONVERTERS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
 class PromptLoader:
     """A sized, resumable loader of one batch of prompts per iteration.
 
-    Prompt number k of the run is element k mod N of the permutation addressed by (seed, k div N). A
-    rank takes every world_size-th prompt of an iteration.
+    A rank takes every world_size-th prompt of an iteration.
 
     Args:
-        prompts: all prompts.
+        order: which prompts an iteration asks.
         per_iteration: prompts of one iteration over all ranks.
         iterations: length of the run.
-        seed: address of the order.
         rank: this process.
         world_size: number of processes.
     """
 
     def __init__(
         self,
-        prompts: list[Prompt],
+        order: PromptOrder,
         per_iteration: int,
         iterations: int,
         *,
-        seed: int,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -64,10 +61,9 @@ class PromptLoader:
                 f"{per_iteration} prompts per iteration cannot be shared by {world_size} "
                 f"processes; set data.prompts_per_iteration to a multiple of {world_size}"
             )
-        self.prompts = prompts
+        self.order = order
         self.per_iteration = per_iteration
         self.iterations = iterations
-        self.seed = seed
         self.rank = rank
         self.world_size = world_size
         self.position = 0
@@ -75,24 +71,14 @@ class PromptLoader:
     def __len__(self) -> int:
         return self.iterations
 
-    def at(self, iteration: int) -> list[Prompt]:
-        """This rank's prompts of an iteration."""
-        size = len(self.prompts)
-        first = iteration * self.per_iteration
-        chosen = []
-        for k in range(first + self.rank, first + self.per_iteration, self.world_size):
-            order = self._order(k // size)
-            chosen.append(self.prompts[int(order[k % size])])
-        return chosen
-
-    def _order(self, epoch: int) -> Any:
-        if getattr(self, "_cached", (None, None))[0] != epoch:
-            self._cached = (epoch, permutation(len(self.prompts), self.seed, epoch))
-        return self._cached[1]
+    def at(self, iteration: int, *, extra: int = 0) -> list[Prompt]:
+        """This rank's prompts of an iteration, or of one of its extra batches."""
+        chosen = self.order.batch(iteration, self.per_iteration, extra=extra)
+        return [self.order.prompts[i] for i in chosen[self.rank :: self.world_size]]
 
     def __iter__(self) -> Iterator[list[Prompt]]:
         while self.position < self.iterations:
-            batch = self.at(self.position)
+            batch = self.at(self.position)  # as late as this: a curriculum learns from the last one
             self.position += 1
             yield batch
 
@@ -141,6 +127,9 @@ class PromptData(L.LightningDataModule):
             rows alone.
         shots: turns put in front of every prompt, after the system message: examples of a question
             and its answer.
+        variant: replaces "{variant}" in the paths of train and val, so that one config serves
+            several variants of a data set.
+        order: which prompts an iteration asks: Shuffled, or the curriculum SolveRate.
         seed: address of the order of the prompts; null takes seed_everything.
     """
 
@@ -157,6 +146,8 @@ class PromptData(L.LightningDataModule):
         columns: Columns = "plain",
         system: str | None = None,
         shots: list[dict[str, str]] | None = None,
+        variant: str | None = None,
+        order: PromptOrder | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -170,8 +161,13 @@ class PromptData(L.LightningDataModule):
         numbers = {name: (value, "at least 1", 1, math.inf) for name, value in counts.items()}
         check_numbers("data", numbers)
         check_choices("data", {"columns": (columns, tuple(_CONVERTERS))})
-        self.train_path = train
-        self.val_path = val
+        self.train_path = _of_variant(train, variant, "train")
+        self.val_path = None if val is None else _of_variant(val, variant, "val")
+        if variant is not None and "{variant}" not in train:
+            raise ValueError(
+                f'data.variant is {variant!r}, but data.train ({train}) has no "{{variant}}" for it '
+                "to replace; write the path as data/{variant}/train.jsonl, or drop data.variant"
+            )
         self.prompts_per_iteration = prompts_per_iteration
         self.iterations = iterations
         self.val_batch = val_batch
@@ -182,6 +178,7 @@ class PromptData(L.LightningDataModule):
         self.shots = shots or []
         if self.shots:
             readers.check_messages({"messages": self.shots}, "data.shots")
+        self.order = order or Shuffled()
         self.seed = 0 if seed is None else seed
         self.train_rows: list[dict[str, Any]] = []
         self.val_rows: list[dict[str, Any]] = []
@@ -213,6 +210,7 @@ class PromptData(L.LightningDataModule):
     def render(self, tokenizer: Any) -> None:
         """Turn every row into token ids; called by the module, which owns the tokenizer."""
         self.train_prompts = self._render(self.train_rows, tokenizer, self.train_path)
+        self.order.start(self.train_prompts, self.seed)
         self.val_prompts = self._render(self.val_rows, tokenizer, self.val_path or "")
 
     def _render(self, rows: list[dict[str, Any]], tokenizer: Any, path: str) -> list[Prompt]:
@@ -232,14 +230,10 @@ class PromptData(L.LightningDataModule):
     def train_dataloader(self) -> PromptLoader:
         """One batch per iteration."""
         rank, world = self._place()
-        return PromptLoader(
-            self.train_prompts,
-            self.prompts_per_iteration,
-            self.iterations,
-            seed=self.seed,
-            rank=rank,
-            world_size=world,
+        self.loader = PromptLoader(
+            self.order, self.prompts_per_iteration, self.iterations, rank=rank, world_size=world
         )
+        return self.loader
 
     def val_dataloader(self) -> EvalLoader | list[Any]:
         """The validation prompts in file order; nothing without a file."""
@@ -251,3 +245,20 @@ class PromptData(L.LightningDataModule):
     def _place(self) -> tuple[int, int]:
         trainer = self.trainer
         return (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: what a curriculum has learned about the prompts."""
+        return self.order.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.order.load_state_dict(state)
+
+
+def _of_variant(path: str, variant: str | None, setting: str) -> str:
+    if variant is None and "{variant}" in path:
+        raise ValueError(
+            f"data.{setting} is {path}, but data.variant, which goes in place of {{variant}}, is "
+            "not set; set data.variant"
+        )
+    return path if variant is None else path.replace("{variant}", variant)

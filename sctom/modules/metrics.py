@@ -66,7 +66,7 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def rollout_metrics(rollout: Rollout, *, tolerance: float = 1e-6) -> dict[str, float]:
-    """Rewards, groups, advantages and lengths of a rollout.
+    """Rewards, groups and lengths of all completions sampled in an iteration.
 
     `reward_std` is TRL's: the standard deviation over all completions. `reward_group_std` is the
     mean over groups of the standard deviation within the group, which is what a group-relative
@@ -82,14 +82,20 @@ def rollout_metrics(rollout: Rollout, *, tolerance: float = 1e-6) -> dict[str, f
     numbers |= _reward_breakdown(rollout.rows)
     numbers |= _group_metrics(rollout, tolerance)
     numbers |= _length_metrics(rollout.rows)
-    advantages = [r.advantage for r in rollout.rows]
-    numbers |= {
+    return numbers
+
+
+def advantage_metrics(rows: Sequence[Row]) -> dict[str, float]:
+    """Mean, spread and extremes of the advantages of the completions that take part in updates."""
+    advantages = [row.advantage for row in rows if row.counted]
+    if not advantages:
+        return {}
+    return {
         "advantages/mean": fmean(advantages),
         "advantages/std": pstdev(advantages),
         "advantages/min": min(advantages),
         "advantages/max": max(advantages),
     }
-    return numbers
 
 
 def _reward_breakdown(rows: Sequence[Row]) -> dict[str, float]:

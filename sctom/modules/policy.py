@@ -17,9 +17,11 @@ from torch import Tensor, nn
 import sctom.losses
 from sctom.batch import Prompt, Rollout, Row, split_rows
 from sctom.modules.backbone import Backbone, stop_ids, trainable
-from sctom.modules.fill import charge_kl, fill_logps, fill_rewards
+from sctom.modules.collect import TRAIN, Collector
+from sctom.modules.fill import fill_rewards
+from sctom.modules.groups import Truncated, ZeroVariance
 from sctom.modules.guard import FiniteGuard
-from sctom.modules.metrics import Means, peak_memory_mib, refuse_taken_names, rollout_metrics
+from sctom.modules.metrics import Means, peak_memory_mib
 from sctom.modules.ranks import exchanging_gradients, gathered, step_totals
 from sctom.modules.reference import Reference, ReferenceKind, make_reference
 from sctom.modules.schedule import ScheduleName, learning_rate_factor
@@ -35,13 +37,13 @@ from sctom.modules.state import (
     optimizer_name,
     origin,
 )
-from sctom.modules.update import policy_loss, update_metrics
+from sctom.modules.update import penalty_of, policy_loss, update_metrics
 from sctom.objectives import Objective, Totals
 from sctom.rewards import Reward, check_rewards
 from sctom.rollout import LocalSampler, Sampler, Sampling
 from sctom.seeds import seed_for
 
-TRAIN, VALIDATE, DROPOUT, SHUFFLE = range(4)
+VALIDATE, DROPOUT, SHUFFLE = TRAIN + 1, TRAIN + 2, TRAIN + 3
 """Second part of every random address: what the draw is for."""
 
 
@@ -82,6 +84,17 @@ class PolicyModule(L.LightningModule):
         max_skips: stop after so many updates in a row whose loss or gradient was not finite, with
             the batch saved.
         sampler: draws the completions.
+        zero_variance: groups whose rewards are all equal: "keep"; "mask" leaves them out of the
+            loss and of what it is divided by; "resample" puts groups of other prompts in their
+            place.
+        zero_variance_metric: what must differ within a group, "reward" or the name of one reward.
+        zero_variance_tolerance: largest difference within a group that counts as none.
+        max_extra_batches: most batches of further prompts an iteration may sample; where groups are
+            still missing, groups without signal fill the rollout, masked.
+        truncated: completions cut off by max_new_tokens: "keep", or "mask" to leave them out of the
+            loss and of what it is divided by. They stay in the mean of their group.
+        memory_probe: run the longest possible batch before the first iteration; null: only on an
+            accelerator, since a CPU that runs out of memory kills the process.
         self_check: check sampler, reference, stop tokens, BOS and rewards before the first
             iteration.
         seed: first part of the address of every random draw; null takes seed_everything.
@@ -112,6 +125,12 @@ class PolicyModule(L.LightningModule):
         warmup_ratio: float = 0.0,
         max_skips: int = 5,
         sampler: Sampler | None = None,
+        zero_variance: ZeroVariance = "keep",
+        zero_variance_metric: str = "reward",
+        zero_variance_tolerance: float = 1e-6,
+        max_extra_batches: int = 3,
+        truncated: Truncated = "keep",
+        memory_probe: bool | None = None,
         self_check: bool = True,
         seed: int | None = None,
     ) -> None:
@@ -140,6 +159,12 @@ class PolicyModule(L.LightningModule):
         self.schedule: ScheduleName = schedule
         self.warmup_ratio = warmup_ratio
         self.sampler = sampler or LocalSampler()
+        self.zero_variance: ZeroVariance = zero_variance
+        self.zero_variance_metric = zero_variance_metric
+        self.zero_variance_tolerance = zero_variance_tolerance
+        self.max_extra_batches = max_extra_batches
+        self.truncated: Truncated = truncated
+        self.memory_probe = memory_probe
         self.self_check = self_check
         self.seed = 0 if seed is None else seed
         check_settings(self)
@@ -163,7 +188,7 @@ class PolicyModule(L.LightningModule):
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         data.render(self.tokenizer)
         if stage == "fit":
-            check_fit(self, data.prompts_per_iteration, self.trainer.world_size)
+            check_fit(self, data, self.trainer.world_size)
             check_rewards(self.rewards, data.train_prompts[0].columns)
 
     def configure_model(self) -> None:
@@ -226,33 +251,19 @@ class PolicyModule(L.LightningModule):
         return rollout.shuffled(self.seed, SHUFFLE, self.progress.iteration, number)
 
     def rollout(self, prompts: Sequence[Prompt]) -> tuple[Rollout, dict[str, float]]:
-        """Sample, score and compare. No gradient.
+        """Sample, score, replace groups without signal, and compare. No gradient.
 
         Returns:
-            The rollout with rewards, log-probabilities and advantages filled in, and its metrics.
+            The rollout with rewards, log-probabilities and advantages filled in, and the metrics of
+            all that was sampled for it.
         """
-        times = [time.perf_counter()]
-        rows = self.complete(
-            prompts, self.group_size, self.sampling, TRAIN, self.progress.iteration
-        )
-        times.append(time.perf_counter())
-        extra = self.score_rewards(rows, self.group_size)
-        times.append(time.perf_counter())
-        self.score_policies(rows)
-        rollout = Rollout(rows, self.group_size)
-        kl = {}
-        if self._reference is not None and self.kl_in == "reward":
-            kl["kl"] = charge_kl(rows, self.kl_estimator, self.beta)
-        self._compare(rollout)
-        times.append(time.perf_counter())
-        names = ("time/generate", "time/reward", "time/score")
-        phases = {n: b - a for n, a, b in zip(names, times, times[1:], strict=False)}
-        metrics = rollout_metrics(rollout) | kl | phases
-        refuse_taken_names(extra, metrics)
-        metrics |= extra
-        sampled = sum(len(r.ids) for r in rows)
-        metrics["tokens_per_second"] = sampled / max(times[1] - times[0], 1e-9)
-        return rollout, metrics
+        return Collector(self).collect(prompts)
+
+    def extra_prompts(self, number: int) -> list[Prompt]:
+        """This rank's prompts of an extra batch (from 1) of the present iteration."""
+        loader = self.trainer.datamodule.loader  # type: ignore[attr-defined]
+        prompts: list[Prompt] = loader.at(self.progress.iteration, extra=number)
+        return prompts
 
     def complete(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, *address: int
@@ -277,32 +288,19 @@ class PolicyModule(L.LightningModule):
         """Fill in the rewards of rows; returns what the reward functions logged."""
         return fill_rewards(rows, self.rewards, group_size, self.progress)
 
-    @torch.no_grad()
-    def score_policies(self, rows: Sequence[Row]) -> None:
-        """Fill in old and reference log-probabilities where the run needs them."""
-        steps = self.passes * math.ceil(len(rows) / (self.minibatch_size or len(rows)))
-        if steps > 1 or self.kl_in == "reward":
-            fill_logps(rows, "old_logps", self.scorer, self.model, self.micro_batch_size)
-        if self._reference is not None:
-            with self._reference.scoring() as model:
-                fill_logps(rows, "ref_logps", self.scorer, model, self.micro_batch_size)
-
-    def _compare(self, rollout: Rollout) -> None:
-        rewards = torch.tensor([row.reward for row in rollout.rows], dtype=torch.float64)
-        rewards = rewards.view(-1, self.group_size)
-        advantages = self.bound.advantages(gathered(self, rewards).view(-1, self.group_size))
-        mine = advantages.view(-1, *rewards.shape)[self.global_rank].flatten().tolist()
-        for row, advantage in zip(rollout.rows, mine, strict=True):
-            row.advantage = advantage
-
     def update(self, rows: Sequence[Row], means: Means) -> None:
         """One optimiser step on a minibatch: the losses of its micro-batches add up."""
+        counted = [row for row in rows if row.counted]
+        totals = step_totals(self, counted, self.sampling.max_new_tokens)
+        if not totals.sequences:  # a step without a gradient would still move by momentum
+            self.progress.updates += 1
+            return
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
-        totals = step_totals(self, rows, self.sampling.max_new_tokens)
         optimizer.zero_grad()
         finite = True
-        parts = list(split_rows(rows, self.micro_batch_size))
+        # a rank without anything to count still has to exchange gradients: one row, masked
+        parts = list(split_rows(counted or rows[:1], self.micro_batch_size))
         self.model.train()
         for number, part in enumerate(parts):
             with exchanging_gradients(self.trainer, number + 1 == len(parts)):
@@ -316,7 +314,7 @@ class PolicyModule(L.LightningModule):
         self._set_learning_rate(optimizer)
         if finite:
             optimizer.step()
-        self.guard.record(finite, rows, self)
+        self.guard.record(finite, counted, self)
         self.progress.updates += 1
         means.mean("grad_norm", norm)
         means.mean("learning_rate", optimizer.param_groups[0]["lr"])
@@ -326,29 +324,24 @@ class PolicyModule(L.LightningModule):
         torch.manual_seed(seed_for(self.seed, DROPOUT, self.progress.updates, number))
         logps, entropy = self.scorer(self.model, batch)
         old = logps.detach() if batch.old_logps is None else batch.old_logps
-        penalty = None
-        if self._reference is not None and self.kl_in == "loss":
-            assert batch.ref_logps is not None
-            penalty = sctom.losses.kl_penalty(
-                logps,
-                old,
-                batch.ref_logps,
-                batch.mask,
-                estimator=self.kl_estimator,
-                weighted=self.kl_weighted,
-            )
+        penalty = penalty_of(self, logps, old, batch)
         loss, policy = policy_loss(self.bound, logps, old, batch, totals, self.beta, penalty)
-        update_metrics(means, self.objective, batch, logps.detach(), old, entropy, penalty)
-        share = batch.mask.shape[0] / totals.sequences
-        means.mean("loss", loss.detach() / share, share)
-        means.mean("policy_loss", policy.detach() / share, share)
+        if share := int(batch.mask.any(1).sum()) / totals.sequences:
+            update_metrics(means, self.objective, batch, logps.detach(), old, entropy, penalty)
+            means.mean("loss", loss.detach() / share, share)
+            means.mean("policy_loss", policy.detach() / share, share)
         return loss
+
+    def updates_per_rollout(self) -> int:
+        """Optimiser steps made with one rollout."""
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        rows = data.prompts_per_iteration * self.group_size // self.trainer.world_size
+        return int(self.passes * math.ceil(rows / (self.minibatch_size or rows)))
 
     def total_updates(self) -> int:
         """Optimiser steps of the whole run."""
-        data = self.trainer.datamodule  # type: ignore[attr-defined]
-        rows = data.prompts_per_iteration * self.group_size // self.trainer.world_size
-        return int(data.iterations * self.passes * math.ceil(rows / (self.minibatch_size or rows)))
+        iterations: int = self.trainer.datamodule.iterations  # type: ignore[attr-defined]
+        return iterations * self.updates_per_rollout()
 
     def _set_learning_rate(self, optimizer: Any) -> None:
         done, total = self.progress.updates, self.total_updates()
@@ -359,7 +352,7 @@ class PolicyModule(L.LightningModule):
             group["lr"] = settings["lr"] * factor
 
     def _report(self, rollout: Rollout, metrics: dict[str, float]) -> None:
-        seen = torch.tensor(sum(len(r.prompt.ids) + len(r.ids) for r in rollout.rows))
+        seen = torch.tensor(int(metrics["num_tokens"]))
         self.progress.num_tokens += int(gathered(self, seen).sum())
         metrics["num_tokens"] = float(self.progress.num_tokens)
         metrics["skipped_updates"] = float(self.progress.skipped)

@@ -24,6 +24,15 @@ def gathered(module: L.LightningModule, values: Tensor) -> Tensor:
     return everywhere.cpu()
 
 
+def gather(trainer: L.Trainer, item: Any) -> list[Any]:
+    """The item of every process, in the order of their ranks. All processes must call it."""
+    if trainer.world_size == 1:
+        return [item]
+    items: list[Any] = [None] * trainer.world_size
+    torch.distributed.all_gather_object(items, item)
+    return items
+
+
 def step_totals(module: L.LightningModule, rows: Sequence[Row], length: int) -> Totals:
     """The counts of an optimiser step over all ranks.
 

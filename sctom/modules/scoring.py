@@ -31,7 +31,7 @@ class MicroBatch:
     targets: Tensor
     """[B, T] the completion tokens; 0 where masked."""
     mask: Tensor
-    """[B, T] 1.0 on sampled tokens up to and including the stop token."""
+    """[B, T] 1.0 on sampled tokens up to and including the stop token; 0 on rows not counted."""
     advantages: Tensor
     """[B]"""
     old_logps: Tensor | None
@@ -56,7 +56,7 @@ def collate(rows: Sequence[Row], device: torch.device) -> MicroBatch:
     targets, counted, _ = pad([r.ids for r in rows], 0, side="right")
     starts = torch.tensor([len(r.prompt.ids) - 1 for r in rows]).unsqueeze(1)
     sources = (starts + torch.arange(targets.shape[1])).clamp_max(ids.shape[1] - 1)
-    mask = counted.float()
+    mask = counted.float() * torch.tensor([[float(r.counted)] for r in rows])
     old = _ragged([r.old_logps for r in rows], mask)
     ref = _ragged([r.ref_logps for r in rows], mask)
     advantages = torch.tensor([r.advantage for r in rows], dtype=torch.float32)

@@ -11,8 +11,10 @@ import lightning as L
 import torch
 
 from sctom.checks import check_choices, check_numbers
+from sctom.data.order import SolveRate
 
 if TYPE_CHECKING:
+    from sctom.data import PromptData
     from sctom.modules.policy import PolicyModule
 
 
@@ -37,6 +39,13 @@ def check_settings(module: PolicyModule) -> None:
     }
     numbers["beta"] = (module.beta, "0 or a positive number", 0, LARGEST)
     numbers["warmup_ratio"] = (module.warmup_ratio, "from 0 to 1", 0, 1)
+    numbers["zero_variance_tolerance"] = (
+        module.zero_variance_tolerance,
+        "0 or a positive number",
+        0,
+        LARGEST,
+    )
+    numbers["max_extra_batches"] = (module.max_extra_batches, "at least 1", 1, math.inf)
     numbers["seed"] = (module.seed, "from 0 to 2**62", 0, 2**62)
     if module.minibatch_size is not None:
         numbers["minibatch_size"] = (module.minibatch_size, "null or at least 1", 1, math.inf)
@@ -50,6 +59,8 @@ def check_settings(module: PolicyModule) -> None:
             "kl_estimator": (module.kl_estimator, ("k1", "k2", "k3")),
             "kl_in": (module.kl_in, ("loss", "reward")),
             "schedule": (module.schedule, ("constant", "linear", "cosine")),
+            "zero_variance": (module.zero_variance, ("keep", "mask", "resample")),
+            "truncated": (module.truncated, ("keep", "mask")),
         },
     )
     if module.beta > 0 and module.reference_kind == "none":
@@ -75,6 +86,7 @@ def check_settings(module: PolicyModule) -> None:
     check_objective(module)
     if not module.rewards:
         raise ValueError("model.rewards is empty; name at least one reward")
+    _check_metric(module, "model.zero_variance_metric", module.zero_variance_metric)
     if not module.sampling.full_support:
         warnings.warn(
             "top_p, top_k or min_p cut the sampled distribution, but log-probabilities are those "
@@ -84,22 +96,39 @@ def check_settings(module: PolicyModule) -> None:
         )
 
 
-def check_fit(module: PolicyModule, prompts_per_iteration: int, world_size: int) -> None:
-    """Refuse minibatches that do not divide a rollout.
+def _check_metric(module: PolicyModule, setting: str, metric: str) -> None:
+    names = ["reward", *(reward.name for reward in module.rewards)]
+    if metric not in names:
+        raise ValueError(f"{setting} is {metric!r} but must be one of {', '.join(names)}")
 
-    A smaller last one would weigh its completions more.
+
+def check_fit(module: PolicyModule, data: PromptData, world_size: int) -> None:
+    """Refuse settings of the module that do not go with those of the data.
+
+    A minibatch that does not divide a rollout would leave a smaller last one, whose completions
+    weigh more.
 
     Raises:
-        ValueError: naming the sizes that fit.
+        ValueError: naming the settings and what fits.
     """
-    rows = prompts_per_iteration * module.group_size // world_size
+    prompts = data.prompts_per_iteration
+    rows = prompts * module.group_size // world_size
     size = module.minibatch_size
     if size is not None and rows % size:
         fitting = ", ".join(str(n) for n in range(1, rows + 1) if rows % n == 0)
         raise ValueError(
-            f"{rows} completions of an iteration ({prompts_per_iteration} prompts x "
+            f"{rows} completions of an iteration ({prompts} prompts x "
             f"{module.group_size} on {world_size} process(es)) cannot be split into minibatches of "
             f"{size}; set model.minibatch_size to one of {fitting}"
+        )
+    if isinstance(data.order, SolveRate):
+        _check_metric(module, "data.order.solved_by", data.order.solved_by)
+        data.order.batch(0, prompts)
+    if module.zero_variance == "resample" and len(data.train_prompts) <= prompts:
+        raise ValueError(
+            f"model.zero_variance is resample, but all {len(data.train_prompts)} prompts of the "
+            f"data are in every iteration already (data.prompts_per_iteration {prompts}); lower "
+            "that, or set model.zero_variance to mask"
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,26 @@ from sctom import losses
 from sctom.modules.metrics import Means
 from sctom.modules.scoring import MicroBatch
 from sctom.objectives import BoundObjective, Objective, Totals
+
+if TYPE_CHECKING:
+    from sctom.modules.policy import PolicyModule
+
+
+def penalty_of(
+    module: PolicyModule, logps: Tensor, old_logps: Tensor, batch: MicroBatch
+) -> Tensor | None:
+    """The KL penalty [B, T] of a micro-batch; None where the loss has none."""
+    if module._reference is None or module.kl_in != "loss":
+        return None
+    assert batch.ref_logps is not None
+    return losses.kl_penalty(
+        logps,
+        old_logps,
+        batch.ref_logps,
+        batch.mask,
+        estimator=module.kl_estimator,
+        weighted=module.kl_weighted,
+    )
 
 
 def policy_loss(

@@ -8,13 +8,12 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from sctom.batch import Rollout
+from sctom.batch import Rollout, interleave
 from sctom.callbacks import CompletionsTable
 from sctom.callbacks.completions import (
     completion_records,
     completions_table,
     extremes,
-    interleave,
 )
 
 
@@ -44,6 +43,7 @@ def test_all_completions_are_saved_in_full(
         "advantage": 0.7,
         "length": 5,
         "truncated": True,
+        "counted": True,
         "extra": {"parsed": "[1, 2]", "score": 0.5},
     }
     assert lines[2]["completion"] == "many\n\x1b[31m"
