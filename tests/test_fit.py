@@ -251,7 +251,28 @@ def test_the_saved_config_runs_again(config, monkeypatch, tmp_path):
     assert all(torch.equal(first[k], second[k]) for k in first)
 
 
-def test_two_processes_train_like_one(config, tmp_path):
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        [
+            "--model.zero_variance=resample",
+            "--model.truncated=mask",
+            "--data.order=SolveRate",
+            "--data.order.solved_at=3",
+            "--data.iterations=4",
+        ],
+    ],
+    ids=["plain", "resampling"],
+)
+def test_two_processes_train_like_one(config, tmp_path, options):
+    (tmp_path / "sparse.py").write_text(
+        "def reward(completion_ids, answerable, **columns):\n"
+        "    return [len(set(i)) * float(known) for i, known in zip(completion_ids, answerable)]\n"
+    )
+    rewards = [{"class_path": "FunctionReward", "init_args": {"path": "sparse.reward"}}]
+    edited(config, model__init_args__rewards=rewards)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
     weights = []
     for devices, minibatch in ((1, 4), (2, 2)):
         folder = tmp_path / f"on-{devices}"
@@ -279,15 +300,17 @@ def test_two_processes_train_like_one(config, tmp_path):
             str(devices),
             "--trainer.strategy",
             "auto" if devices == 1 else "ddp",
+            *options,
         ]
-        done = subprocess.run(
-            command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         weights.append(torch.load(checkpoints(folder)[-1][1], weights_only=True))
     for name, value in weights[0]["state_dict"].items():
         torch.testing.assert_close(weights[1]["state_dict"][name], value, rtol=1e-4, atol=1e-6)
     assert weights[0]["progress"] == weights[1]["progress"]
+    assert weights[0].get("PromptData") == weights[1].get("PromptData")
+    moved = [v for k, v in weights[0]["state_dict"].items() if "lora_B" in k]  # they start at 0
+    assert all(float(value.abs().max()) > 1e-3 for value in moved)
 
 
 # ---- what a hostile tester found --------------------------------------------------------------

@@ -19,7 +19,7 @@ SHARED = {"objectives", "batch", "shapes", "seeds", "checks"} | {
     "selection",
     "assets",
 }
-ENTRIES = {"fit", "validate", "sample", "evaluate", "prepare", "rounds", "report"}
+ENTRIES = {"fit", "merge", "validate", "sample", "evaluate", "prepare", "rounds", "report"}
 
 LAYERS = (  # from the bottom up: a part may import its own layer and those below
     {"__init__"},

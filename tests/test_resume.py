@@ -21,7 +21,9 @@ from sctom.rundir import RunDirError, decide
 ITERATIONS = 8
 
 
-def write_config(folder: Path, model: Path, prompts: Path, **settings) -> Path:
+def write_config(
+    folder: Path, model: Path, prompts: Path, *, data: dict | None = None, **settings
+) -> Path:
     arguments = {
         "backbone": {
             "class_path": "Backbone",
@@ -52,6 +54,7 @@ def write_config(folder: Path, model: Path, prompts: Path, **settings) -> Path:
                 "prompts_per_iteration": 3,
                 "iterations": ITERATIONS,
                 "columns": "selfaware",
+                **(data or {}),
             },
         },
         "trainer": {
@@ -62,6 +65,9 @@ def write_config(folder: Path, model: Path, prompts: Path, **settings) -> Path:
     (folder / "distinct_tokens.py").write_text(
         "def reward(completion_ids, **columns):\n"
         "    return [float(len(set(ids))) for ids in completion_ids]\n"
+        "def sparse(completion_ids, answerable, **columns):\n"
+        "    pairs = zip(completion_ids, answerable)\n"
+        "    return [float(len(set(ids))) * known for ids, known in pairs]\n"
     )
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(config))
@@ -176,6 +182,41 @@ def test_killed_at_a_place_and_resumed(config, uninterrupted, tmp_path, place, c
     output = finish(start(config, run_dir, "auto"))
     assert ("resuming" in output) == bool(found)
     assert_equal(final_weights(run_dir), final_weights(uninterrupted))
+
+
+@pytest.fixture(scope="module")
+def choosy_config(tmp_path_factory, tiny_model, tiny_prompts) -> Path:
+    """Groups without signal are replaced, prompts are chosen by how often they were solved."""
+    return write_config(
+        tmp_path_factory.mktemp("choosy"),
+        tiny_model,
+        tiny_prompts,
+        rewards=[{"class_path": "FunctionReward", "init_args": {"path": "distinct_tokens.sparse"}}],
+        zero_variance="resample",
+        truncated="mask",
+        data={"order": {"class_path": "SolveRate", "init_args": {"solved_at": 4.0}}},
+    )
+
+
+def test_resampling_and_a_curriculum_resume_exactly(choosy_config, tmp_path):
+    whole, run_dir = tmp_path / "whole", tmp_path / "run"
+    finish(start(choosy_config, whole, "error"))
+    argv = ["--config", str(choosy_config), "--run_dir", str(run_dir), "--resume", "auto"]
+    for place, count in (("sampling", 9), ("after the optimiser step", 3)):
+        killed = subprocess.run(
+            [sys.executable, "-c", KILL.format(place=place, count=count, argv=argv)],
+            cwd=choosy_config.parent,
+            env={**os.environ, "PYTHONPATH": str(choosy_config.parent), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+        )
+        assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+        assert 0 < checkpoints(run_dir)[-1][0] < ITERATIONS
+    finish(start(choosy_config, run_dir, "must"))
+    assert_equal(final_weights(run_dir), final_weights(whole))
+    parts = [torch.load(checkpoints(f)[-1][1], weights_only=True) for f in (run_dir, whole)]
+    assert parts[0]["progress"] == parts[1]["progress"]
+    assert parts[0]["PromptData"] == parts[1]["PromptData"]
+    assert len(parts[0]["PromptData"]["visited"]) > 3  # the curriculum has something to go by
 
 
 @pytest.mark.slow

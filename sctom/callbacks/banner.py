@@ -78,6 +78,7 @@ def describe(trainer: L.Trainer, module: PolicyModule) -> list[Line]:
         *_data_lines(trainer),
         ("run folder", str(run_dir(trainer))),
         ("differs from defaults", ", ".join(changed) if changed else "nothing"),
+        *(("advice", line) for line in module.advice),
         ("note", _note(module, module.updates_per_rollout())),
     ]
 

@@ -9,6 +9,7 @@ batches were drawn earlier, and a resumed run asks what it would have asked.
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from sctom.batch import Prompt, Row, row_value
 from sctom.checks import check_numbers
 from sctom.seeds import keys_for, permutation, uniforms
 
+LARGEST, SMALLEST = sys.float_info.max, sys.float_info.min
 EXTRA, SOLVE_RATE = 2**40, 2**40 + 1
 """Part of the address of a draw: what it is for. The epochs of a plain order stay far below."""
 
@@ -141,9 +143,9 @@ class SolveRate(PromptOrder):
     ) -> None:
         super().__init__()
         numbers = {
-            "floor": (floor, "above 0 and at most 1", np.finfo(np.float64).tiny, 1),
+            "floor": (floor, "above 0 and at most 1", SMALLEST, 1),
             "keep": (keep, "from 0 to 1", 0, 1),
-            "solved_at": (solved_at, "a finite number", -math.inf, math.inf),
+            "solved_at": (solved_at, "a finite number", -LARGEST, LARGEST),
         }
         check_numbers("data.order", numbers)
         self.solved_at = solved_at

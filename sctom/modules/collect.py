@@ -155,7 +155,7 @@ class Collector:
         """Fill in old and reference log-probabilities where the run needs them."""
         module = self.module
         in_reward = module._reference is not None and module.kl_in == "reward"
-        if not in_reward:
+        if not in_reward and module.trainer.world_size == 1:  # else one may be used, masked
             rows = [row for row in rows if row.counted]
         if in_reward or module.updates_per_rollout() > 1:
             fill_logps(rows, "old_logps", module.scorer, module.model, module.micro_batch_size)

@@ -138,13 +138,14 @@ def _length_metrics(rows: Sequence[Row]) -> dict[str, float]:
     return numbers
 
 
-def peak_memory_mib() -> float:
-    """Largest memory this process has held, in MiB.
+def peak_memory_mib(device: torch.device) -> float:
+    """Largest memory held so far, in MiB: of a CUDA device, else of this process.
 
-    Memory of the accelerator if there is one, else resident memory.
+    Args:
+        device: where the model is.
     """
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**20
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
     import resource
     import sys
 

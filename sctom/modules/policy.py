@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import sctom.losses
 from sctom.batch import Prompt, Rollout, Row, split_rows
+from sctom.modules.advice import SignalWatch, print_advice
 from sctom.modules.backbone import Backbone, stop_ids, trainable
 from sctom.modules.collect import TRAIN, Collector
 from sctom.modules.fill import fill_rewards
@@ -172,6 +173,8 @@ class PolicyModule(L.LightningModule):
         self.scorer = Scorer(sampling.temperature)
         self.guard = FiniteGuard(max_skips)
         self.progress = Progress()
+        self.advice: list[str] = []
+        self.signal_watch = SignalWatch()
         self.model: nn.Module
         self.tokenizer: Any = None
         self.stop_ids: frozenset[int] = frozenset()
@@ -190,6 +193,7 @@ class PolicyModule(L.LightningModule):
         if stage == "fit":
             check_fit(self, data, self.trainer.world_size)
             check_rewards(self.rewards, data.train_prompts[0].columns)
+            self.advice = print_advice(self, data.train_prompts)
 
     def configure_model(self) -> None:
         """Load the weights and freeze the reference."""
@@ -241,7 +245,7 @@ class PolicyModule(L.LightningModule):
         metrics |= means.result() | {
             "time/update": finished - updating,
             "step_time": finished - started,
-            "memory_mib": peak_memory_mib(),
+            "memory_mib": peak_memory_mib(self.device),
         }
         self._report(rollout, metrics)
 
@@ -359,6 +363,7 @@ class PolicyModule(L.LightningModule):
         self.last_rollout, self.last_metrics = rollout, metrics
         position = {"step": float(self.progress.iteration)}  # what Lightning takes for the x-axis
         self.log_dict(metrics | position, on_step=True)
+        self.signal_watch.tell(metrics["frac_reward_zero_std"], aloud=self.trainer.is_global_zero)
 
     def validation_step(self, prompts: list[Prompt], batch_idx: int) -> Rollout:  # type: ignore[override]
         """Sample and score validation prompts with their own settings and their own draws."""

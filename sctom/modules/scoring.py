@@ -137,7 +137,10 @@ class Scorer:
             "attention_mask": batch.attention_mask[:1],
             "position_ids": batch.position_ids[:1],
         }
+        training = model.training
+        model.eval()  # dropout would tell the two apart, and draw
         alone = head(model)(hidden_states(model, **one)).float()
         whole = causal_model(model)(**one, use_cache=False).logits.float()
+        model.train(training)
         keep = batch.attention_mask[:1].bool()
         return torch.allclose(alone[keep], whole[keep], rtol=1e-3, atol=1e-3)

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from sctom.batch import Prompt, Row
 from sctom.data.template import render_dialogue
+from sctom.modules.memory_probe import probe_memory, wants_probe
 from sctom.modules.scoring import collate
 from sctom.rewards import run_rewards
+from sctom.rollout import Sampling
 
 if TYPE_CHECKING:
     from sctom.modules.policy import PolicyModule
@@ -45,20 +47,21 @@ class Check:
 
 
 def run_self_checks(module: PolicyModule, prompts: Sequence[Prompt]) -> list[Check]:
-    """Run every check on the first prompts, print one line each.
+    """Run every check, print one line each.
+
+    The memory probe comes first, and nothing else is checked where it fails: that would run out of
+    memory too.
+
+    Args:
+        module: with its model loaded.
+        prompts: all training prompts; the first two are sampled.
 
     Raises:
         SelfCheckError: with all failures; each says what to change. Nothing has been trained yet.
     """
-    rows = module.complete(prompts[:2], 2, _short(module), CHECK)
-    checks: list[Callable[[], Check]] = [
-        lambda: stop_token_check(module),
-        lambda: bos_check(module, prompts[0]),
-        lambda: logps_check(module, rows),
-        lambda: reference_check(module, rows),
-        lambda: reward_check(module, rows[0]),
-    ]
-    results = [check() for check in checks]
+    results = [memory_check(module, prompts)] if wants_probe(module) else []
+    if all(result.passed for result in results):
+        results += _chain_checks(module, prompts)
     if module.trainer.is_global_zero:
         for result in results:
             mark = "ok" if result.passed else "FAILED"
@@ -72,10 +75,26 @@ def run_self_checks(module: PolicyModule, prompts: Sequence[Prompt]) -> list[Che
     return results
 
 
-def _short(module: PolicyModule):  # type: ignore[no-untyped-def]
-    from dataclasses import replace
+def _chain_checks(module: PolicyModule, prompts: Sequence[Prompt]) -> list[Check]:
+    rows = module.complete(prompts[:2], 2, _short(module), CHECK)
+    checks: list[Callable[[], Check]] = [
+        lambda: stop_token_check(module),
+        lambda: bos_check(module, prompts[0]),
+        lambda: logps_check(module, rows),
+        lambda: reference_check(module, rows),
+        lambda: reward_check(module, rows[0]),
+    ]
+    return [check() for check in checks]
 
+
+def _short(module: PolicyModule) -> Sampling:
     return replace(module.sampling, max_new_tokens=min(16, module.sampling.max_new_tokens))
+
+
+def memory_check(module: PolicyModule, prompts: Sequence[Prompt]) -> Check:
+    """The longest possible batch must fit into memory."""
+    probe = probe_memory(module, prompts)
+    return Check("memory", probe.fits, probe.detail)
 
 
 def stop_token_check(module: PolicyModule) -> Check:

@@ -83,6 +83,11 @@ def check_settings(module: PolicyModule) -> None:
             "model.sampling.temperature is 0: greedy completions of a group are all equal; "
             "set it above 0"
         )
+    if module.memory_probe and not module.self_check:
+        raise ValueError(
+            "model.memory_probe is true, but it is one of the self-checks and model.self_check is "
+            "false; set self_check to true, or drop memory_probe"
+        )
     check_objective(module)
     if not module.rewards:
         raise ValueError("model.rewards is empty; name at least one reward")

@@ -88,6 +88,19 @@ class Reward(ABC):
         """The arguments this reward takes; `run_rewards` passes those it names."""
         return inspect.signature(self.__call__)
 
+    def advice(self, columns: Mapping[str, Sequence[Any]]) -> list[str]:
+        """What the training data mean for this reward, said before anything is sampled.
+
+        Nothing by default. It must not raise for data that the reward itself refuses.
+
+        Args:
+            columns: column of the training data -> one value for each prompt.
+
+        Returns:
+            Lines of one or two sentences, each with a number, its consequence and a remedy.
+        """
+        return []
+
 
 @dataclass(frozen=True)
 class RewardResults:

@@ -7,10 +7,11 @@ typed, the right answer looked for before the abstention. docs/rewards.md lists 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from sctom.rewards.base import Reward, completion_text
+from sctom.rewards.break_even import FiveValues, break_even_advice
 
 IDK_PATTERNS = (
     "i don't know",
@@ -154,6 +155,36 @@ class SelfAware(Reward):
             for kind in ("correct", "abstained", "wrong"):
                 log_metric(f"{self.name}/{kind}", outcomes.count(kind) / len(rows))
         return [self.table[row[2], result] for row, result in zip(rows, outcomes, strict=True)]
+
+    @property
+    def five_values(self) -> FiveValues:
+        """The table as the five values of a break-even."""
+        return FiveValues(
+            correct=self.table[False, "correct"],
+            abstained=self.table[False, "abstained"],
+            wrong=self.table[False, "wrong"],
+            unanswerable_abstained=self.table[True, "abstained"],
+            unanswerable_answered=self.table[True, "wrong"],
+        )
+
+    def advice(self, columns: Mapping[str, Sequence[Any]]) -> list[str]:
+        """From which chance to be right answering pays, and rows this reward will refuse."""
+        lines = []
+        for column, kind, expected in (
+            ("expected_answer", str, "text"),
+            ("is_unanswerable", bool, "true or false"),
+        ):
+            values = columns.get(column, [])
+            refused = [row for row, value in enumerate(values) if not isinstance(value, kind)]
+            if refused:
+                first = f"row {refused[0] + 1}, {values[refused[0]]!r:.40}"
+                lines.append(
+                    f"{self.name}: {column} is not {expected} in {len(refused):,} of "
+                    f"{len(values):,} rows (first: {first}), and the run will stop when it comes "
+                    "to one; mend or drop these rows"
+                )
+        labels = [v for v in columns.get("is_unanswerable", []) if isinstance(v, bool)]
+        return [*lines, *break_even_advice(self.name, self.five_values, labels)]
 
 
 def selfaware_reward_func(

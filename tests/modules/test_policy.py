@@ -7,7 +7,7 @@ import lightning as L
 import pytest
 import torch
 
-from sctom.batch import split_rows
+from sctom.batch import Prompt, Row, split_rows
 from sctom.data import PromptData
 from sctom.modules import Backbone, PolicyModule
 from sctom.modules.metrics import Means
@@ -384,3 +384,23 @@ def test_split_rows_keeps_every_row(tiny_model, tiny_prompts, tmp_path, spread):
     parts = [list(part) for part in split_rows(rows, 5)]
     assert [len(p) for p in parts] == [5, 5, 2]
     assert sorted(id(r) for part in parts for r in part) == sorted(id(r) for r in rows)
+
+
+def test_the_head_is_looked_at_without_dropout_and_without_a_draw(tiny_model):
+    model = Backbone(str(tiny_model), lora_rank=4, lora_dropout=0.5).load_model()
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)  # so that dropout in front of it matters
+    prompt = Prompt(0, [4, 5, 6], [])
+    batch = collate([Row(prompt, 0, [7, 8, 2], "", False)], torch.device("cpu"))
+    model.train()
+    results = []
+    for scorer in (Scorer(1.0), Scorer(1.0)):
+        torch.manual_seed(0)
+        scorer(model, batch)  # the first call looks
+        assert scorer._head_alone and model.training
+        torch.manual_seed(0)
+        results += [scorer(model, batch)[0]]
+    first = Scorer(1.0)
+    torch.manual_seed(0)
+    assert torch.equal(first(model, batch)[0], results[0])

@@ -6,6 +6,7 @@ import pytest
 
 from sctom.rewards import (
     IDK_PATTERNS,
+    Reward,
     RewardError,
     SelfAware,
     is_idk_response,
@@ -206,3 +207,52 @@ def test_lists_of_different_lengths():
 def test_unknown_types():
     with pytest.raises(ValueError, match=r"types\[1\] must be one of answerable, unanswerable"):
         selfaware_reward_func_mlx(["?"] * 2, ["a"] * 2, ["a"] * 2, ["answerable", "unknown"])
+
+
+# --- advice
+
+
+def advice(unanswerable, expected=None, **settings):
+    columns = {"is_unanswerable": unanswerable, "expected_answer": expected or ["a"] * 10}
+    return SelfAware(**settings).advice(columns)
+
+
+def test_advice_is_about_its_own_values():
+    labels = [True] * 2 + [False] * 8  # odds 1/4
+    assert ["a chance of 0.5 to be right" in line for line in advice(labels)] == [True]
+    # (-0.2 + 1.2 + 1/4 * (0.5 + 1.5)) / (0.8 + 1.2) = 0.75
+    (line,) = advice(
+        labels,
+        correct=0.8,
+        abstained=-0.2,
+        wrong=-1.2,
+        unanswerable_abstained=0.5,
+        unanswerable_answered=-1.5,
+        name="mine",
+    )
+    assert line.startswith("mine: 2 of 10 questions (20.0%)") and "a chance of 0.75 to" in line
+
+
+@pytest.mark.parametrize("columns", [{}, {"expected_answer": ["a"]}, {"is_unanswerable": []}])
+def test_no_advice_without_labels(columns):
+    assert SelfAware().advice(columns) == []
+
+
+def test_rows_it_will_refuse_are_told_before_they_come():
+    labels = [False, None, True, "False", *[False] * 6]
+    answers, kinds, line = advice(labels, ["a", "b", None, *["c"] * 7])
+    assert answers == (
+        "self_aware: expected_answer is not text in 1 of 10 rows (first: row 3, None), and the run "
+        "will stop when it comes to one; mend or drop these rows"
+    )
+    assert kinds.startswith("self_aware: is_unanswerable is not true or false in 2 of 10 rows")
+    assert "(first: row 2, None)" in kinds
+    assert "1 of 8 questions" in line  # of those that have a label
+
+
+def test_the_base_class_has_no_advice():
+    class Mine(Reward):
+        def __call__(self, completions):
+            return [0.0] * len(completions)
+
+    assert Mine().advice({"is_unanswerable": [True]}) == []
