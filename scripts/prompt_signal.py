@@ -71,6 +71,7 @@ def main() -> None:
     cli = build()  # reads what is left in sys.argv
     module, data = cli.model, cli.datamodule
     module.group_size = arguments.group_size or module.group_size
+    module.trainer = cli.trainer  # says which device to load to
     module.tokenizer = module.backbone.load_tokenizer()
     module.configure_model()
     lines = [["config's", *summary(module, sampled(module, data, arguments.prompts))]]

@@ -20,7 +20,7 @@ SHORT = {
     "PolicyModule": ["--data.iterations", "2", "--data.val_limit", "8"],
     "SFTModule": ["--trainer.limit_train_batches", "4", "--trainer.limit_val_batches", "1"],
 }
-UPDATES = {"tiny/dapo.yaml": 16, "tiny/grpo.yaml": 8, "tiny/cispo.yaml": 8, "tiny/sft.yaml": 2}
+UPDATES = {"tiny/dapo.yaml": 16, "tiny/qlora.yaml": 8, "tiny/grpo.yaml": 8, "tiny/cispo.yaml": 8, "tiny/sft.yaml": 2}
 
 
 def name(path: Path) -> str:
@@ -43,7 +43,8 @@ def test_every_config_is_accepted(path, monkeypatch, tmp_path):
     cli = built(path, monkeypatch, "--run_dir", str(tmp_path / "run"))
     assert type(cli.model).__name__ == content["model"]["class_path"]
     assert cli.model.backbone.path == content["model"]["init_args"]["backbone"]["init_args"]["path"]
-    assert cli.datamodule.train_path == content["data"]["init_args"]["train"]
+    data = content["data"]["init_args"]
+    assert cli.datamodule.train_path == data["train"].replace("{variant}", data.get("variant", ""))
 
 
 @pytest.mark.parametrize("path", ALL, ids=name)

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from sctom.callbacks.common import atomic_write, log_text, run_dir
 from sctom.modules.policy import PolicyModule
+from sctom.modules.quantize import memory_4bit
 from sctom.objectives import Objective
 from sctom.rewards import Reward
 from sctom.rollout import Sampling
@@ -91,11 +92,16 @@ def _model_lines(trainer: L.Trainer, module: PolicyModule) -> list[Line]:
     elif backbone.lora_rank:
         how = f"LoRA of rank {backbone.lora_rank}, alpha {backbone.lora_alpha:g}"
         how += f", on {backbone.lora_targets}"
-    sizes = [(p.numel(), p.requires_grad) for p in module.model.parameters()]
-    total = sum(size for size, _ in sizes)
-    trained = sum(size for size, grad in sizes if grad)
+    weights = (
+        f"{backbone.quantization}, {backbone.dtype}" if backbone.quantization else backbone.dtype
+    )
+    parameters = [p for p in module.model.parameters() if p.is_floating_point()]
+    quantised = memory_4bit(module.model)  # two weights in a byte
+    total = sum(p.numel() for p in parameters) + (quantised.weights if quantised else 0)
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
     lines = [
-        ("model", f"{backbone.path} ({how}; {backbone.dtype})"),
+        ("model", f"{backbone.path} ({how}; {weights})"),
+        ("attention", f"{backbone.attention_choice}"),
         ("trained", f"{trained:,} of {total:,} parameters ({trained / total:.2%})"),
     ]
     if module.progress.iteration:

@@ -8,17 +8,21 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
 from sctom.assets import resolve
+from sctom.checks import check_choices
+from sctom.modules import quantize
+from sctom.modules.attention import Attention, causal_class, choose_attention
+from sctom.modules.quantize import DTYPES, DtypeName, Quantization
 from sctom.seeds import seed_for
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Backbone:
@@ -35,8 +39,14 @@ class Backbone:
         lora_targets: "all-linear", or the names of the linear layers that get adapters.
         lora_seed: seed of the adapters' initial weights.
         dtype: dtype the weights are loaded in. Adapters are always kept in float32.
-        attention: "sdpa", "eager" or "flash_attention_2"; null lets transformers choose.
+        attention: "flash_attention_2", "sdpa" or "eager"; null takes the first of them that works
+            here and says which and why.
         gradient_checkpointing: recompute activations in the backward pass: less memory, more time.
+        quantization: "nf4" keeps the frozen linear layers in four bits (QLoRA); it needs adapters,
+            and bitsandbytes.
+        double_quantization: for nf4: quantise the scales of the blocks too.
+        compute_dtype: for nf4: dtype of the products; null takes bfloat16 where the GPU computes in
+            it, else float32.
     """
 
     def __init__(
@@ -49,9 +59,12 @@ class Backbone:
         lora_dropout: float = 0.0,
         lora_targets: str | list[str] = "all-linear",
         lora_seed: int = 0,
-        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        dtype: DtypeName = "float32",
         attention: str | None = None,
         gradient_checkpointing: bool = False,
+        quantization: Quantization | None = None,
+        double_quantization: bool = True,
+        compute_dtype: DtypeName | None = None,
     ) -> None:
         if lora_rank < 0:
             raise ValueError(
@@ -65,6 +78,22 @@ class Backbone:
             raise ValueError(
                 "lora_dropout is set but lora_rank is 0; set lora_rank or drop lora_dropout"
             )
+        choices: dict[str, tuple[Any, tuple[str, ...]]] = {"dtype": (dtype, tuple(DTYPES))}
+        if quantization is not None:
+            choices["quantization"] = (quantization, ("nf4",))
+        if compute_dtype is not None:
+            choices["compute_dtype"] = (compute_dtype, tuple(DTYPES))
+        check_choices("model.backbone", choices)
+        if quantization is not None and adapter is None and lora_rank == 0:
+            raise ValueError(
+                f"quantization: {quantization} freezes the weights, but all weights are to be "
+                "trained (lora_rank 0); set lora_rank, or drop quantization"
+            )
+        if quantization is None and compute_dtype is not None:
+            raise ValueError(
+                f"compute_dtype is {compute_dtype} but nothing is quantised; set quantization: nf4,"
+                " or dtype for the dtype of all weights"
+            )
         self.path = path
         self.adapter = adapter
         self.lora_rank = lora_rank
@@ -75,6 +104,11 @@ class Backbone:
         self.dtype = dtype
         self.attention = attention
         self.gradient_checkpointing = gradient_checkpointing
+        self.quantization = quantization
+        self.double_quantization = double_quantization
+        self.compute_dtype = compute_dtype
+        self.attention_choice: Attention | None = None
+        """The implementation the model was loaded with, and why; None before."""
 
     @property
     def location(self) -> str:
@@ -86,14 +120,17 @@ class Backbone:
         return _existing(self.path, what="model.backbone.path")
 
     def check_paths(self) -> None:
-        """Check that what looks like a local folder is there.
+        """Check that what looks like a local folder is there, and the package that nf4 needs.
 
         Raises:
             FileNotFoundError: it is not; the message names the nearest folder.
+            RuntimeError: bitsandbytes is not installed.
         """
         _existing(self.path, what="model.backbone.path")
         if self.adapter is not None:
             _existing(self.adapter, what="model.backbone.adapter")
+        if self.quantization is not None:
+            quantize.check_bitsandbytes()
 
     def load_tokenizer(self) -> Any:
         """The tokenizer, with a chat template and a pad token.
@@ -113,14 +150,20 @@ class Backbone:
             tokenizer.pad_token = tokenizer.eos_token
         return tokenizer
 
-    def load_model(self) -> nn.Module:
+    def load_model(self, device: torch.device | None = None) -> nn.Module:
         """The model in evaluation mode, adapters added.
 
         Exactly the weights to train require a gradient.
+
+        Args:
+            device: where the model will compute; None means the current CUDA device if there is
+                one, else the CPU. Quantised weights are made and left there, others stay on the CPU
+                until they are moved.
         """
         from transformers import AutoModelForCausalLM
 
-        options = {"attn_implementation": self.attention} if self.attention else {}
+        device = device or quantize.default_device()
+        options = self._options(device)
         read: Any = AutoModelForCausalLM.from_pretrained(
             self.location, dtype=DTYPES[self.dtype], output_loading_info=True, **options
         )
@@ -132,14 +175,49 @@ class Backbone:
                 "first, and they would start out random; the folder is incomplete or its "
                 "config.json is of another model"
             )
+        quantize.make_exact_on_cpu(model)
+        if (memory := quantize.memory_4bit(model)) is not None:
+            computing = str(quantize.coarsest_dtype(model)).removeprefix("torch.")
+            _say(f"quantization: {self.quantization} ({memory}; computes in {computing})")
+        quantize.quiet_bitsandbytes()
         if self.adapter is not None:
             model = self._with_saved_adapter(model)
         elif self.lora_rank:
             model = self._with_new_adapter(model)
         if self.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            with (
+                warnings.catch_warnings()
+            ):  # the name that is new in transformers 5.24 is not in 5.20
+                warnings.filterwarnings("ignore", "`gradient_checkpointing_enable` is deprecated")
+                model.gradient_checkpointing_enable({"use_reentrant": False})
         evaluating: nn.Module = model.eval()
         return evaluating
+
+    def _options(self, device: torch.device) -> dict[str, Any]:
+        """What is asked of transformers, checked and told before weights are read."""
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(self.location)
+        if getattr(config, "quantization_config", None) is not None:
+            raise ValueError(
+                f"{self.path} holds weights that are quantised already; give the model they were "
+                "made from, with quantization: nf4 for weights in four bits"
+            )
+        choice = choose_attention(
+            self.attention, causal_class(config), dtype=self.dtype, device=device
+        )
+        self.attention_choice = choice
+        if self.attention is None:
+            _say(f"attention: {choice}")
+        options = {"attn_implementation": choice.name}
+        if self.quantization is None:
+            return options
+        quantize.check_bitsandbytes()
+        quantize.quiet_bitsandbytes()
+        compute = quantize.choose_compute_dtype(self.compute_dtype, device)
+        return options | quantize.loading_options(
+            double=self.double_quantization, compute_dtype=compute, device=device
+        )
 
     def load(self) -> tuple[nn.Module, Any]:
         """Model and tokenizer."""
@@ -164,6 +242,11 @@ class Backbone:
 
         folder = _existing(str(self.adapter), what="model.backbone.adapter")
         return PeftModel.from_pretrained(model, folder, is_trainable=True)
+
+
+@rank_zero_only
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _existing(path: str, *, what: str) -> str:
@@ -215,15 +298,22 @@ def stop_ids(model: nn.Module, tokenizer: Any) -> frozenset[int]:
 def fingerprint(tensors: Iterator[tuple[str, Tensor]], *, samples: int = 64) -> str:
     """A short hash of names, shapes, dtypes and evenly spaced values.
 
-    It tells one model from another.
+    It tells one model from another. Of a 4-bit weight the scales count as well as the codes.
     """
     digest = hashlib.sha256()
-    for name, tensor in tensors:
+    for name, tensor in _with_statistics(tensors):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         flat = tensor.detach().reshape(-1)
         values = flat[:: max(1, flat.numel() // samples)].float().cpu().numpy()
         digest.update(values.tobytes())
     return digest.hexdigest()[:16]
+
+
+def _with_statistics(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors:
+        yield name, tensor
+        for part, scale in quantize.statistics(tensor).items():
+            yield f"{name}.{part}", scale
 
 
 def save_backbone(model: nn.Module, tokenizer: Any, folder: str | Path) -> None:

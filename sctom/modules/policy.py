@@ -199,7 +199,8 @@ class PolicyModule(L.LightningModule):
         """Load the weights and freeze the reference."""
         if "model" in self._modules:
             return
-        self.model = self.backbone.load_model()
+        device = self.trainer.strategy.root_device
+        self.model = self.backbone.load_model(device)
         self.stop_ids = stop_ids(self.model, self.tokenizer)
         self._reference = make_reference(
             self.reference_kind, self.model, self.backbone, self.reference_backbone

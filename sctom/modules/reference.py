@@ -107,7 +107,8 @@ def _initial(policy: nn.Module) -> Reference:
 
 
 def _model(policy: nn.Module, other: Backbone) -> Reference:
-    model = other.load_model().requires_grad_(False)
+    device = next(policy.parameters()).device
+    model = other.load_model(device).requires_grad_(False)
 
     @contextmanager
     def scoring() -> Iterator[nn.Module]:

@@ -15,6 +15,7 @@ import torch
 from sctom.batch import Prompt, Row
 from sctom.data.template import render_dialogue
 from sctom.modules.memory_probe import probe_memory, wants_probe
+from sctom.modules.quantize import coarsest_dtype
 from sctom.modules.scoring import collate
 from sctom.rewards import run_rewards
 from sctom.rollout import Sampling
@@ -152,8 +153,7 @@ def logps_check(module: PolicyModule, rows: Sequence[Row]) -> Check:
     for i, row in enumerate(rows):
         sampled[i, : len(row.ids)] = row.sampler_logps.to(sampled)
     worst = float(((logps - sampled) * batch.mask).abs().max())
-    dtype = next(module.model.parameters()).dtype
-    limit = TOLERANCE.get(dtype, COARSE_TOLERANCE)
+    limit = TOLERANCE.get(coarsest_dtype(module.model), COARSE_TOLERANCE)
     return Check(
         "sampler = trainer",
         math.isfinite(worst) and worst <= limit,

@@ -77,7 +77,8 @@ class SFTModule(L.LightningModule):
     def configure_model(self) -> None:
         """Load the weights, with dropout on: Lightning turns it off while it validates."""
         if "model" not in self._modules:
-            self.model = self.backbone.load_model().train()
+            device = self.trainer.strategy.root_device
+            self.model = self.backbone.load_model(device).train()
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """The optimiser of the config, over the trained weights, and its schedule."""
