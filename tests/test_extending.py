@@ -17,7 +17,9 @@ import sctom.losses
 from sctom.fit import build, fit
 from sctom.modules.backbone import trainable
 from sctom.objectives import GRPO, Totals
-from sctom.rewards import IDK_PATTERNS, SelfAware
+from sctom.rewards import IDK_PATTERNS, SelfAware, SelfAwareStrict
+from sctom.rewards.reading.abstention import Abstentions
+from sctom.rewards.reading.matching import holds_answer
 
 ROOT = Path(__file__).parents[1]
 EXTENDING = (ROOT / "docs" / "extending.md").read_text()
@@ -207,6 +209,9 @@ def test_the_patterns_are_listed_in_their_order():
     assert re.findall(r"^ *\d+\. `(.+)`$", section("The 19 patterns"), re.M) == list(IDK_PATTERNS)
 
 
+QUESTION = "Which one is meant?"
+
+
 def traps() -> list[list[str]]:
     return table("Traps of the definition")
 
@@ -217,10 +222,17 @@ def test_there_are_traps():
 
 @pytest.mark.parametrize("row", traps(), ids=lambda row: row[2])
 def test_every_trap_has_the_value_that_is_told(row):
-    _, expected, completion, value, _ = row
+    _, expected, completion, value, strict, _ = row
     unanswerable = expected == "(unanswerable)"
     answer = "I don't know." if unanswerable else code(expected)
     assert SelfAware()([code(completion)], [answer], [unanswerable]) == [float(value)]
+    answerable = not unanswerable and answer != "Nobody can tell."
+    given = [[QUESTION], [code(completion)], [answerable], [answer]]
+    if strict == "refused":
+        with pytest.raises(ValueError, match="blank"):
+            SelfAwareStrict()(*given)
+    else:
+        assert SelfAwareStrict()(*given) == [float(strict)]
 
 
 def code(cell: str) -> str:
@@ -228,3 +240,31 @@ def code(cell: str) -> str:
     found = re.fullmatch(r"(`+)(.*)\1", cell)
     assert found, f"{cell!r} is not in backticks"
     return found[2]
+
+
+# --- docs/rewards.md: the strict reward -----------------------------------------------------------
+
+TABLES = re.split(r"\n\n", section("The strict reward"))
+
+
+def strict_table(head: str) -> list[list[str]]:
+    """The rows of the table of the strict reward that has this head."""
+    [found] = [block.splitlines() for block in TABLES if block.startswith(f"| {head} |")]
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in found[2:]]
+
+
+def test_the_strict_values_are_the_defaults():
+    rows = strict_table("question | response | value | setting")
+    assert {code(name): float(value) for *_, value, name in rows} == SelfAwareStrict().table
+
+
+@pytest.mark.parametrize("row", strict_table("rule | right | not right"), ids=lambda row: row[0])
+def test_every_rule_of_the_strict_reward_has_its_examples(row):
+    for cell, right in zip(row[1:], (True, False), strict=True):
+        expected, completion = cell.strip("`").split("`: `")
+        assert holds_answer(completion, [expected]) is right
+
+
+@pytest.mark.parametrize("row", strict_table("completion | stance | why"), ids=lambda row: row[0])
+def test_every_stance_is_the_one_that_is_told(row):
+    assert Abstentions().read(code(row[0])).stance == row[1]

@@ -17,7 +17,7 @@ SMALL = ["--data.iterations", "1", "--data.val_limit", "8", "--data.prompts_per_
 RUNS = {  # config -> options that make it short
     "tiny/grpo.yaml": [*SMALL, "--trainer.callbacks+=Throughput"],
     "tiny/cispo.yaml": SMALL,
-    "tiny/dapo.yaml": SMALL,
+    "tiny/dapo.yaml": [*SMALL, "--model.rewards+=SelfAwareStrict"],
     "tiny/sft.yaml": ["--trainer.limit_train_batches", "2", "--trainer.limit_val_batches", "1"],
 }
 POSITION = {"step", "iteration"}

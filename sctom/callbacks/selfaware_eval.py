@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
 import lightning as L
 import torch
@@ -25,7 +25,8 @@ from sctom.callbacks.common import (
 )
 from sctom.callbacks.metrics_file import METRICS_FILE
 from sctom.modules.policy import VALIDATE
-from sctom.tasks.selfaware import abstention_metrics, judge
+from sctom.rewards.selfaware_strict import question_of
+from sctom.tasks.selfaware import Detector, abstention_metrics, judge
 
 EVALUATIONS_FILE = "evaluations.jsonl"
 COLUMNS = ("answerable", "expected_answer")
@@ -52,11 +53,34 @@ class SelfAwareEval(Callback):
     Args:
         final: evaluate when training ends, unless the last iteration has been validated.
         report: print and write tables and curves at the end.
+        detector: how answers and abstentions are found: "patterns" as the reward `SelfAware` does,
+            "strict" as `SelfAwareStrict` does by default, with the column `answers` where prompts
+            have it.
+        confident_at: a completion that states a lower confidence than this, from 0 to 1, counts as
+            an abstention (`sctom.rewards.confidence.stated_confidence`); null: confidence is not
+            read.
+
+    Raises:
+        ValueError: there is no such detector, or `confident_at` is not from 0 to 1.
     """
 
-    def __init__(self, *, final: bool = True, report: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        final: bool = True,
+        report: bool = True,
+        detector: Detector = "patterns",
+        confident_at: float | None = None,
+    ) -> None:
+        if detector not in get_args(Detector):
+            known = " or ".join(get_args(Detector))
+            raise ValueError(f"detector must be {known}, not {detector!r}")
+        if confident_at is not None and not 0.0 <= confident_at <= 1.0:
+            raise ValueError(f"confident_at must be from 0 to 1, or null, not {confident_at}")
         self.final = final
         self.report = report
+        self.detector = detector
+        self.confident_at = confident_at
         self._rows: list[Record] = []
         self._fitting = False
         self._rewound = False
@@ -154,7 +178,7 @@ class SelfAwareEval(Callback):
         rows = [row for process in gather(trainer, self._rows) for row in process]
         if not rows:
             return {}
-        metrics = answer_metrics(rows)
+        metrics = answer_metrics(rows, detector=self.detector, confident_at=self.confident_at)
         if self._fitting:
             self._last = iteration
             if trainer.is_global_zero:
@@ -195,17 +219,34 @@ def answer_record(row: Row) -> Record:
     return {
         "completion": row.text,
         "expected_answer": columns["expected_answer"],
+        "answers": columns.get("answers"),
         "answerable": columns["answerable"],
+        "question": question_of(row.prompt.messages),
         "kind": columns.get("kind"),
         "reward": finite_or_none(row.reward),
         "length": len(row.ids),
     }
 
 
-def answer_metrics(rows: Sequence[Record]) -> dict[str, float | None]:
+def answer_metrics(
+    rows: Sequence[Record],
+    *,
+    detector: Detector = "patterns",
+    confident_at: float | None = None,
+) -> dict[str, float | None]:
     """Metrics of completions, with their mean reward and length; None where one is not defined."""
     verdicts = [
-        judge(r["completion"], r["expected_answer"], r["answerable"], kind=r["kind"]) for r in rows
+        judge(
+            row["completion"],
+            row["expected_answer"],
+            row["answerable"],
+            kind=row["kind"],
+            detector=detector,
+            answers=row["answers"],
+            question=row["question"],
+            confident_at=confident_at,
+        )
+        for row in rows
     ]
     metrics = {name: finite_or_none(v) for name, v in abstention_metrics(verdicts).items()}
     rewards = [r["reward"] for r in rows if r["reward"] is not None]

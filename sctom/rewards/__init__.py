@@ -9,6 +9,7 @@ from sctom.rewards.base import (
     completion_text,
     run_rewards,
 )
+from sctom.rewards.confidence import Brier, ConfidenceTarget, LogScore, Ternary
 from sctom.rewards.function import FunctionReward
 from sctom.rewards.selfaware import (
     IDK_PATTERNS,
@@ -17,14 +18,20 @@ from sctom.rewards.selfaware import (
     selfaware_reward_func,
     selfaware_reward_func_mlx,
 )
+from sctom.rewards.selfaware_strict import SelfAwareStrict
 
 __all__ = [
     "IDK_PATTERNS",
+    "Brier",
+    "ConfidenceTarget",
     "FunctionReward",
+    "LogScore",
     "Reward",
     "RewardError",
     "RewardResults",
     "SelfAware",
+    "SelfAwareStrict",
+    "Ternary",
     "check_rewards",
     "combine",
     "completion_text",

@@ -1,8 +1,8 @@
 """SelfAware: does the model know what it knows?
 
-Questions are answerable or not; a completion answers or says that it does not know. Abstentions are
-found by the 19 patterns of the reward (`sctom.rewards.selfaware`), so that what is reported is what
-was trained on.
+Questions are answerable or not; a completion answers or says that it does not know. What it did is
+found as the reward does it, so that what is reported is what was trained on: by the 19 patterns of
+`SelfAware`, or in the way of `SelfAwareStrict`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from sctom.readers import DataError, Row, check_messages
 from sctom.rewards.base import completion_text
+from sctom.rewards.confidence import stated_confidence, without_confidence
 from sctom.rewards.selfaware import Completion, holds_answer, is_idk_response
+from sctom.rewards.selfaware_strict import strict_outcome
+
+Detector = Literal["patterns", "strict"]
 
 _DERIVED = ("expected_answer", "is_unanswerable", "answer", "types")
 
@@ -35,8 +40,9 @@ def prompt_row(row: Row, place: str = "row") -> Row:
 
     Raises:
         DataError: the messages have another form or do not end with the assistant; the answer is
-            blank (it would be found in every completion); `answerable` is not a bool; a column has
-            the name of one that is made here.
+            blank (it would be found in every completion); `answerable` is not a bool; `answers`,
+            where there are some, is not a list of texts, holds a blank one, or is empty though the
+            question is answerable; a column has the name of one that is made here.
 
     >>> row = prompt_row({"messages": [{"role": "user", "content": "Capital of Korea?"},
     ...                                {"role": "assistant", "content": "Seoul"}], "id": 7})
@@ -57,6 +63,8 @@ def prompt_row(row: Row, place: str = "row") -> Row:
     answerable = row.get("answerable", not is_unanswerable)
     if not isinstance(answerable, bool):
         raise DataError(f"{place}: answerable must be true or false, found {answerable!r}")
+    if "answers" in row:
+        _check_answers(row["answers"], answerable, place)
     return {
         **row,
         "messages": messages[:-1],
@@ -66,6 +74,15 @@ def prompt_row(row: Row, place: str = "row") -> Row:
         "types": "unanswerable" if is_unanswerable else "answerable",
         "answerable": answerable,
     }
+
+
+def _check_answers(answers: object, answerable: bool, place: str) -> None:
+    if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
+        raise DataError(f"{place}: answers must be a list of texts, found {answers!r:.60}")
+    if not all(answer.strip() for answer in answers):
+        raise DataError(f"{place}: answers holds a blank text, which no completion can give")
+    if answerable and not answers:
+        raise DataError(f"{place}: answers is empty although the question is answerable")
 
 
 def label_leaks(rows: Iterable[Row]) -> list[Row]:
@@ -91,30 +108,66 @@ class Verdict:
     answerable: bool
     """The explicit label of the question."""
     correct: bool
-    """It holds the expected answer; always false for an unanswerable question."""
+    """It gives an accepted answer; always false for an unanswerable question."""
     abstained: bool
-    """It matches a pattern and is not correct: the answer counts before the abstention."""
+    """It says that it does not know and is not correct: an answer counts before an abstention."""
     hedged: bool
-    """It matches a pattern and is correct."""
+    """It says that it does not know, and is correct."""
     kind: str | None = None
     """A group to report on its own, such as "known", "half" or "unknown" to the base model."""
 
 
 def judge(
-    completion: Completion, expected_answer: str, answerable: bool, *, kind: str | None = None
+    completion: Completion,
+    expected_answer: str,
+    answerable: bool,
+    *,
+    kind: str | None = None,
+    detector: Detector = "patterns",
+    answers: Sequence[str] | None = None,
+    question: str = "",
+    confident_at: float | None = None,
 ) -> Verdict:
-    """Judge a completion as the reward does, but by the explicit label.
+    """Judge a completion as a reward does, but always by the explicit label.
 
     Args:
         completion: a string, or a list of messages.
-        expected_answer: looked for as a substring when the question is answerable.
+        expected_answer: looked for when the question is answerable.
         answerable: the explicit label.
         kind: a group to report on its own.
+        detector: "patterns": as `SelfAware` does, by its 19 patterns and by substrings; "strict":
+            as `SelfAwareStrict` does with its default phrases.
+        answers: with "strict", accepted answers in the place of the expected one; "patterns" takes
+            the expected one alone, as SC-TOM does.
+        question: with "strict", what was asked.
+        confident_at: a completion that states a lower confidence, from 0 to 1, is an abstention,
+            whatever else it says; and what states the confidence is no part of its answer. None:
+            no confidence is read.
+
+    Raises:
+        ValueError: there is no such detector.
 
     >>> judge("I'm not sure, perhaps Seoul.", "Seoul", True)
     Verdict(answerable=True, correct=True, abstained=False, hedged=True, kind=None)
+    >>> judge("I know.", "no", True, detector="strict").correct
+    False
+    >>> judge("Seoul. Confidence: 20%", "Seoul", True, confident_at=0.5).abstained
+    True
     """
+    if detector not in get_args(Detector):
+        known = " or ".join(get_args(Detector))
+        raise ValueError(f"detector must be {known}, not {detector!r}")
     text = completion_text(completion)
+    if confident_at is not None:
+        confidence = stated_confidence(text)
+        if confidence is not None and confidence < confident_at:
+            return Verdict(answerable, False, True, False, kind)
+        text = without_confidence(text)
+    if detector == "strict":
+        did = strict_outcome(text, answers or [expected_answer], answerable, question)
+        correct = did in ("correct", "hedged")
+        abstained = did in ("abstained", "unanswerable_abstained")
+        return Verdict(answerable, correct, abstained, did == "hedged", kind)
     correct = answerable and holds_answer(text, expected_answer)
     idk = is_idk_response(text)
     return Verdict(answerable, correct, idk and not correct, idk and correct, kind)

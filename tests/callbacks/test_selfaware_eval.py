@@ -13,6 +13,7 @@ from rich.console import Console
 
 from sctom.callbacks import MetricsFile, RichProgress, SelfAwareEval
 from sctom.callbacks.common import append_record, read_records
+from sctom.callbacks.selfaware_eval import answer_metrics, answer_record
 
 pytestmark = [
     # Lightning 2.6 compares tree specs in a way that torch 2.13 deprecates.
@@ -145,3 +146,49 @@ def test_prompts_without_labels_are_refused_before_anything_is_sampled(
     del data.val_prompts[2].columns["answerable"]
     with pytest.raises(ValueError, match=r"prompt 2 lacks answerable; set data.columns: selfaware"):
         fit([SelfAwareEval()], data)
+
+
+def judged(row: Any, **settings: Any) -> tuple[float | None, float | None]:
+    """Accuracy and over-refusal of one completion."""
+    metrics = answer_metrics([answer_record(row)], **settings)
+    return metrics["accuracy"], metrics["over_refusal"]
+
+
+def test_detector_and_confidence(rollout: Any) -> None:
+    row = rollout.rows[0]
+    row.prompt.columns |= {"answers": ["Seoul", "Hanyang"]}
+    row.text = "Hanyang"
+    assert judged(row) == (0.0, 0.0)
+    assert judged(row, detector="strict") == (1.0, 0.0)
+    row.text = "Anything but Seoul. Confidence: 20%"
+    assert judged(row) == (1.0, 0.0)
+    assert judged(row, detector="strict") == (0.0, 0.0)
+    assert judged(row, confident_at=0.3) == (0.0, 1.0)
+    row.text = "capital of Korea? I don't know, say I."  # the question is in the record
+    assert judged(row, detector="strict") == (0.0, 1.0)
+
+
+def test_detector_and_confidence_are_settings_of_the_callback(
+    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def metrics(rows: Any, **settings: Any) -> dict[str, float | None]:
+        seen.append(settings)
+        return {"accuracy": 0.5}
+
+    monkeypatch.setattr("sctom.callbacks.selfaware_eval.answer_metrics", metrics)
+    fit([SelfAwareEval(report=False)])
+    fit([SelfAwareEval(report=False, detector="strict", confident_at=0.5)])
+    assert seen == [
+        *[{"detector": "patterns", "confident_at": None}] * 3,
+        *[{"detector": "strict", "confident_at": 0.5}] * 3,
+    ]
+    assert [m["accuracy"] for m in evaluations(tmp_path).values()] == [0.5] * 3
+
+
+def test_settings_that_cannot_be_used() -> None:
+    with pytest.raises(ValueError, match=r"confident_at must be from 0 to 1, or null, not 50"):
+        SelfAwareEval(confident_at=50)
+    with pytest.raises(ValueError, match=r"detector must be patterns or strict, not 'loose'"):
+        SelfAwareEval(detector="loose")

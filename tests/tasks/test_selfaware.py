@@ -7,6 +7,7 @@ import pytest
 
 from sctom.readers import DataError
 from sctom.rewards import SelfAware
+from sctom.rewards.selfaware_strict import SelfAwareStrict
 from sctom.tasks.selfaware import abstention_metrics, judge, label_leaks, prompt_row
 
 SYSTEM = {"role": "system", "content": "Answer."}
@@ -66,6 +67,10 @@ def test_label_leaks_in_both_directions():
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
+        (row("a", answers="a"), "answers must be a list of texts, found 'a'"),
+        (row("a", answers=["a", 1]), "answers must be a list of texts, found ['a', 1]"),
+        (row("a", answers=["a", " "]), "answers holds a blank text, which no completion can give"),
+        (row("a", answers=[]), "answers is empty although the question is answerable"),
         ({"messages": [USER]}, "messages must end with the assistant's answer, but the last role"),
         (row(" \n"), "the expected answer is blank, so any completion would hold it"),
         (row("a", answerable="yes"), "answerable must be true or false, found 'yes'"),
@@ -95,6 +100,59 @@ def test_judge_agrees_with_the_reward(completion, answerable, expected, value):
         verdict = judge(form, "Seoul", answerable)
         assert (verdict.correct, verdict.abstained, verdict.hedged) == expected
         assert SelfAware()([form], ["Seoul"], [not answerable]) == [value]
+
+
+def test_an_unanswerable_question_needs_no_answers():
+    assert prompt_row(row(IDK, answerable=False, answers=[]))["answers"] == []
+
+
+STRICT = [
+    # completion, answerable, (correct, abstained, hedged), strict reward
+    ("It is Seoul.", True, (True, False, False), 1.0),
+    ("Hanyang", True, (True, False, False), 1.0),
+    ("Seoulite", True, (False, False, False), -1.0),
+    ("Nobody knows.", True, (False, True, False), -0.5),
+    ("I'm not sure, Seoul?", True, (True, False, True), 0.5),
+    ("I'm not sure, Busan?", True, (False, False, False), -0.9),
+    ("Nobody knows.", False, (False, True, False), 1.0),
+    ("I'm not sure, Seoul?", False, (False, False, False), -0.5),
+    ("I don't know, they say.", False, (False, True, False), 1.0),
+]
+
+
+@pytest.mark.parametrize(("completion", "answerable", "expected", "value"), STRICT)
+def test_judge_strictly_agrees_with_the_strict_reward(completion, answerable, expected, value):
+    answers, question = ["Seoul", "Hanyang"], "What do they say?"
+    verdict = judge(
+        completion, "unused", answerable, detector="strict", answers=answers, question=question
+    )
+    assert (verdict.correct, verdict.abstained, verdict.hedged) == expected
+    reward = SelfAwareStrict()
+    assert reward([question], [completion], [answerable], ["unused"], [answers]) == [value]
+
+
+def test_judge_strictly_takes_the_expected_answer_where_there_are_no_others():
+    assert judge("Seoul", "Seoul", True, detector="strict").correct
+    assert judge("Seoul", "Seoul", True, detector="strict", answers=[]).correct
+
+
+@pytest.mark.parametrize("detector", ["patterns", "strict"])
+def test_a_low_stated_confidence_is_an_abstention(detector):
+    def did(completion, answerable=True, **arguments):
+        verdict = judge(completion, "80", answerable, detector=detector, **arguments)
+        return verdict.correct, verdict.abstained
+
+    assert did("80. Confidence: 40%", confident_at=0.5) == (False, True)
+    assert did("80. Confidence: 50%", confident_at=0.5) == (True, False)  # at it, not below it
+    assert did("80. Confidence: 40%") == (True, False)
+    assert did("80", confident_at=0.5) == (True, False)  # states none
+    assert did("70. Confidence: 80%", confident_at=0.5) == (False, False)
+    assert did("80. Confidence: 40%", answerable=False, confident_at=0.5) == (False, True)
+
+
+def test_an_unknown_detector():
+    with pytest.raises(ValueError, match="detector must be patterns or strict, not 'loose'"):
+        judge("Seoul", "Seoul", True, detector="loose")
 
 
 def verdicts(correct=0, wrong=0, refused=0, admitted=0, invented=0, kind=None):
