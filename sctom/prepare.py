@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sctom.readers import DataError
-from sctom.tasks import tinyworld
+from sctom.tasks import tinyworld, tinyworld_confidence
 from sctom.tasks.selfaware_source import prepare_selfaware
 from sctom.writers import Prepared, write
 
@@ -51,6 +51,10 @@ def build_parser() -> argparse.ArgumentParser:
         "tinyworld", parents=[common], help="the invented world, and the untrained model of it"
     )
     world.set_defaults(prepare=_tinyworld, finish=_tinyworld_model)
+    confidence = sets.add_parser(
+        "tinyworld-confidence", parents=[common], help="its people, asked how sure the model is"
+    )
+    confidence.set_defaults(prepare=_tinyworld_confidence, finish=lambda arguments: None)
     return parser
 
 
@@ -65,6 +69,10 @@ def _selfaware(arguments: argparse.Namespace) -> Prepared:
 
 def _tinyworld(arguments: argparse.Namespace) -> Prepared:
     return tinyworld.prepared(tinyworld.make_world(arguments.seed))
+
+
+def _tinyworld_confidence(arguments: argparse.Namespace) -> Prepared:
+    return tinyworld_confidence.prepared(tinyworld.make_world(arguments.seed))
 
 
 def _tinyworld_model(arguments: argparse.Namespace) -> None:

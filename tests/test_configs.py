@@ -20,7 +20,13 @@ SHORT = {
     "PolicyModule": ["--data.iterations", "2", "--data.val_limit", "8"],
     "SFTModule": ["--trainer.limit_train_batches", "4", "--trainer.limit_val_batches", "1"],
 }
-UPDATES = {"tiny/dapo.yaml": 16, "tiny/qlora.yaml": 8, "tiny/grpo.yaml": 8, "tiny/cispo.yaml": 8, "tiny/sft.yaml": 2}
+UPDATES = {
+    "tiny/dapo.yaml": 16,
+    "tiny/qlora.yaml": 8,
+    "tiny/grpo.yaml": 8,
+    "tiny/cispo.yaml": 8,
+    "tiny/sft.yaml": 2,
+}
 
 
 def name(path: Path) -> str:

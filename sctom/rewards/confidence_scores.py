@@ -62,9 +62,10 @@ class ScoringRule(ConfidenceReward):
             answerable=answerable,
             log_metric=log_metric,
         )
-        return [self._of(answer) for answer in judged]
+        return [self.value_of(answer) for answer in judged]
 
-    def _of(self, answer: Answer) -> float:
+    def value_of(self, answer: Answer) -> float:
+        """The reward of any completion."""
         if answer.outcome == "abstained":
             if self.abstained is not None:
                 return self.abstained
