@@ -33,12 +33,12 @@ class CompletionsTable(Callback):
     The table shows the best and the worst completion of the first prompts of an iteration (the
     order of prompts is random, so they are no selection); the same goes to TensorBoard as text. The
     file is RUN/completions/iteration-000012.jsonl, one completion a line: iteration, prompt_index,
-    sample, prompt (last user message), completion, rewards (null: abstained), reward (null: none),
-    advantage, length (tokens), truncated, counted (false: left out of the update, as
-    `zero_variance` and `truncated` of the module say). Groups that were replaced by others stand at
-    the end. It is written at once or not at all, prompts in the order
-    of the iteration whatever the number of processes, so a run that was killed and resumed writes
-    the same file again.
+    sample, prompt (last user message), completion, rewards (null: abstained), reward (null: none;
+    with `kl_in: reward` after the KL is taken off), advantage, length (tokens), truncated, counted
+    (false: left out of the update, as `zero_variance` and `truncated` of the module say). Groups
+    that were replaced by others stand at the end. It is written at once or not at all, prompts in
+    the order of the iteration whatever the number of processes, so a run that was killed and
+    resumed writes the same file again.
 
     Args:
         every: iterations between two tables, the first iteration included; 0 prints none.

@@ -8,6 +8,7 @@ batches were drawn earlier, and a resumed run asks what it would have asked.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
 from abc import ABC, abstractmethod
@@ -21,7 +22,7 @@ from sctom.batch import Prompt, Row, row_value
 from sctom.checks import check_numbers
 from sctom.seeds import keys_for, permutation, uniforms
 
-LARGEST, SMALLEST = sys.float_info.max, sys.float_info.min
+LARGEST = sys.float_info.max
 EXTRA, SOLVE_RATE = 2**40, 2**40 + 1
 """Part of the address of a draw: what it is for. The epochs of a plain order stay far below."""
 
@@ -75,22 +76,29 @@ class PromptOrder(ABC):
 
 
 class Shuffled(PromptOrder):
-    """Random order, the default: every prompt once, then all again in another order."""
+    """Random order, the default: every prompt once, then all again in another order.
+
+    No prompt comes twice in an iteration: where one ends a round and begins the next, prompts that
+    were asked at the end are put off until after it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._epoch: tuple[int, NDArray[np.int64]] | None = None
+        self._rounds: dict[int, NDArray[np.int64]] = {}
+        self._size = 0
 
     def start(self, prompts: Sequence[Prompt], seed: int) -> None:
         """See `PromptOrder.start`."""
         super().start(prompts, seed)
-        self._epoch = None
+        self._rounds = {}
 
     def batch(self, iteration: int, size: int, *, extra: int = 0) -> list[int]:
         """See `PromptOrder.batch`."""
         count = len(self.prompts)
+        if size != self._size:
+            self._size, self._rounds = size, {}
         places = range(iteration * size, (iteration + 1) * size)
-        main = [int(self._order(place // count)[place % count]) for place in places]
+        main = [int(self._round(place // count)[place % count]) for place in places]
         if not extra:
             return main
         used = set(main)
@@ -98,10 +106,26 @@ class Shuffled(PromptOrder):
         rest = [index for index in others if index not in used]
         return rest[(extra - 1) * size : extra * size]
 
-    def _order(self, epoch: int) -> NDArray[np.int64]:
-        if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = (epoch, permutation(len(self.prompts), self.seed, epoch))
-        return self._epoch[1]
+    def _round(self, number: int) -> NDArray[np.int64]:
+        """The order of a round; it depends on the end of the round before."""
+        if number not in self._rounds:
+            known = [n for n in self._rounds if n < number]
+            at = max(known, default=-1)
+            before = self._rounds.get(at)
+            for n in range(at + 1, number + 1):
+                before, last = self._following(n, before), before
+            self._rounds = {} if last is None else {number - 1: last}
+            assert before is not None
+            self._rounds[number] = before
+        return self._rounds[number]
+
+    def _following(self, number: int, before: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        order = permutation(len(self.prompts), self.seed, number)
+        begun = number * len(self.prompts) % self._size  # prompts of the iteration already asked
+        if before is None or not begun:
+            return order
+        free = np.flatnonzero(~np.isin(order, before[-begun:]))[: self._size - begun]
+        return np.concatenate([order[free], np.delete(order, free)])
 
 
 class SolveRate(PromptOrder):
@@ -119,7 +143,7 @@ class SolveRate(PromptOrder):
     Args:
         solved_at: a completion is solved if its reward is at least this.
         solved_by: "reward", the weighted sum, or the name of one reward (which may have weight 0).
-        floor: least weight, from above 0 to 1; 1 is uniform. Keeps prompts in play that were always
+        floor: least weight, from 1e-6 to 1; 1 is uniform. Keeps prompts in play that were always
             or never solved.
         keep: how much of earlier visits counts, from 0 (the last visit only) to 1 (all alike).
         prior: a column of the data with the solve rate of each prompt by an earlier measurement,
@@ -143,7 +167,7 @@ class SolveRate(PromptOrder):
     ) -> None:
         super().__init__()
         numbers = {
-            "floor": (floor, "above 0 and at most 1", SMALLEST, 1),
+            "floor": (floor, "from 1e-6 to 1", 1e-6, 1),
             "keep": (keep, "from 0 to 1", 0, 1),
             "solved_at": (solved_at, "a finite number", -LARGEST, LARGEST),
         }
@@ -164,6 +188,8 @@ class SolveRate(PromptOrder):
         self._right = np.zeros(len(prompts))
         self._seen = np.zeros(len(prompts))
         self._prior = np.array([self._first(prompt) for prompt in prompts])
+        ids = "\n".join(" ".join(map(str, prompt.ids)) for prompt in prompts)
+        self._fingerprint = hashlib.sha256(ids.encode()).hexdigest()[:16]
 
     def _first(self, prompt: Prompt) -> float:
         if self.prior is None:
@@ -172,9 +198,10 @@ class SolveRate(PromptOrder):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         rate = float(value) if number and value is not None else math.nan
         if not 0 <= rate <= 1:
+            found = f"holds {value!r}" if self.prior in prompt.columns else "has no such column"
             raise ValueError(
                 f"data.order.prior is the column {self.prior!r}, which must hold a solve rate from "
-                f"0 to 1, but prompt {prompt.index} has {value!r} there"
+                f"0 to 1, but row {prompt.index + 1} of data.train {found}"
             )
         return rate
 
@@ -189,16 +216,7 @@ class SolveRate(PromptOrder):
         return np.maximum(self.floor, 4 * rates * (1 - rates))
 
     def batch(self, iteration: int, size: int, *, extra: int = 0) -> list[int]:
-        """See `PromptOrder.batch`. No prompt comes twice in an iteration.
-
-        Raises:
-            ValueError: a batch larger than the data.
-        """
-        if size > len(self.prompts):
-            raise ValueError(
-                f"data.prompts_per_iteration is {size}, but data.order SolveRate draws from "
-                f"{len(self.prompts)} prompts without repeating one; set it to at most that"
-            )
+        """See `PromptOrder.batch`. No prompt comes twice in an iteration."""
         keys = keys_for(self.seed, SOLVE_RATE, iteration, np.arange(len(self.prompts)))
         ranked = np.argsort(-np.log(uniforms(keys, 0)) / self.weights(), kind="stable")
         return [int(index) for index in ranked[extra * size : (extra + 1) * size]]
@@ -228,6 +246,7 @@ class SolveRate(PromptOrder):
         visited = np.flatnonzero(self._seen)
         return {
             "prompts": len(self.prompts),
+            "fingerprint": self._fingerprint,
             "visited": visited.tolist(),
             "right": self._right[visited].tolist(),
             "seen": self._seen[visited].tolist(),
@@ -239,12 +258,11 @@ class SolveRate(PromptOrder):
         Raises:
             ValueError: the checkpoint is of another order, or of other data.
         """
-        if state.get("prompts") != len(self.prompts):
-            found = f"{state['prompts']} prompts" if "prompts" in state else "another data.order"
+        if state.get("fingerprint") != self._fingerprint:
+            found = f"{state['prompts']} other prompts" if state else "another data.order"
             raise ValueError(
-                f"the solve rates of this checkpoint are of {found}, but the data has "
-                f"{len(self.prompts)} prompts in the order SolveRate; restore data.train and "
-                "data.order, or start a fresh run"
+                f"the solve rates of this checkpoint are of {found}, not of the {len(self.prompts)} "
+                "that data.train holds now; restore data.train and data.order, or start a fresh run"
             )
         self._right[:] = self._seen[:] = 0
         self._right[state["visited"]] = state["right"]

@@ -114,7 +114,7 @@ def pair_advice(module: PolicyModule) -> list[str]:
 
 
 class SignalWatch:
-    """Says once when most groups of the last iterations had equal rewards, which teach nothing.
+    """Says once when most groups of the last iterations taught nothing: all advantages were 0.
 
     It keeps no more than a window of numbers that the run logs anyway, draws nothing and changes
     nothing. It is in no checkpoint: after a resume the window starts anew, so the line comes, or
@@ -131,7 +131,7 @@ class SignalWatch:
     >>> watch.see(1.0) is None, watch.see(0.5) is None, watch.see(1.0) is None
     (True, True, True)
     >>> watch.see(1.0)[:61]
-    'no signal: 100% of the groups of the last 2 iterations had eq'
+    'no signal: 100% of the groups of the last 2 iterations taught'
     >>> watch.see(1.0) is None
     True
     """
@@ -145,14 +145,14 @@ class SignalWatch:
         self.shares: deque[float] = deque(maxlen=window)
         self.told = False
 
-    def tell(self, share: float, *, aloud: bool) -> None:
-        """Take the share of one iteration, and print the line if there is one."""
+    def tell(self, module: PolicyModule, share: float) -> None:
+        """Take the share of one iteration, and print the line on the first process."""
         line = self.see(share)
-        if line is not None and aloud:
-            print(f"advice: {line}", flush=True)
+        if line is not None and module.trainer.is_global_zero:
+            print(f"advice: {line}; {_signal_remedies(module)}", flush=True)
 
     def see(self, share: float) -> str | None:
-        """Take the `frac_reward_zero_std` of one iteration.
+        """Take the share of the groups of one iteration that taught nothing.
 
         Returns:
             The line, once, when the mean over a full window is above the limit.
@@ -164,7 +164,19 @@ class SignalWatch:
         self.told = True
         return (
             f"no signal: {fmean(self.shares):.0%} of the groups of the last {window} iterations "
-            "had equal rewards and taught nothing (frac_groups_all_best and frac_groups_all_worst "
-            "tell whether the questions are too easy or too hard); set zero_variance: resample, "
-            "data.order: SolveRate, a larger group_size or a higher sampling.temperature"
+            "taught nothing, as no completion in them was better than another "
+            "(frac_groups_all_best and frac_groups_all_worst tell whether the questions are too "
+            "easy or too hard)"
         )
+
+
+def _signal_remedies(module: PolicyModule) -> str:
+    """What may help, of the settings that are not set."""
+    order = module.trainer.datamodule.order  # type: ignore[attr-defined]
+    remedies = [
+        *(["zero_variance: resample"] if module.zero_variance != "resample" else []),
+        *(["data.order: SolveRate"] if not order.watches else []),
+        "a larger group_size",
+        "a higher sampling.temperature",
+    ]
+    return "set " + ", ".join(remedies[:-1]) + " or " + remedies[-1]

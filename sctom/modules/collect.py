@@ -60,7 +60,7 @@ class Collector:
             leave_out([row for row in rollout.rows if row.truncated])
             cut = sum(row.truncated for row in rollout.rows)
             report["truncated/masked_frac"] = cut / len(rollout)
-        self._observe()
+        report |= self._observe()
         sampled = Rollout(self.sampled, module.group_size)
         metrics = rollout_metrics(sampled, tolerance=module.zero_variance_tolerance) | report
         with self.phases.time("score"):
@@ -102,7 +102,8 @@ class Collector:
         dead = [group for group in rollout.groups() if self._is_dead(group)]
         for group in dead:
             leave_out(group)
-        return rollout, {"zero_variance/masked": float(len(dead))}
+        everywhere = gathered(module, torch.tensor(len(dead))).sum()
+        return rollout, {"zero_variance/masked": float(everywhere)}
 
     def _is_dead(self, group: Group) -> bool:
         module = self.module
@@ -143,12 +144,16 @@ class Collector:
         """The groups of all ranks in the order of their prompts."""
         return interleave(gather(self.module.trainer, groups), 1)
 
-    def _observe(self) -> None:
+    def _observe(self) -> dict[str, float]:
+        """Let a curriculum see all that was sampled."""
         order = self.module.trainer.datamodule.order  # type: ignore[attr-defined]
-        if order.watches:
-            seen = [(row.prompt.index, order.solved(row)) for row in self.sampled]
-            everything = interleave(gather(self.module.trainer, seen), self.module.group_size)
-            order.observe([index for index, _ in everything], [right for _, right in everything])
+        if not order.watches:
+            return {}
+        seen = [(row.prompt.index, order.solved(row)) for row in self.sampled]
+        everything = interleave(gather(self.module.trainer, seen), self.module.group_size)
+        order.observe([index for index, _ in everything], [right for _, right in everything])
+        judged = [right for _, right in everything if right is not None]
+        return {"solved_frac": sum(judged) / len(judged)} if judged else {}
 
     @torch.no_grad()
     def _score(self, rows: Sequence[Row]) -> dict[str, float]:

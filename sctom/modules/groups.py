@@ -22,7 +22,8 @@ Group = Sequence[Row]
 def is_dead(group: Group, metric: str, tolerance: float) -> bool:
     """Whether a group has no signal: largest - smallest value <= tolerance.
 
-    Completions without a value (None, NaN) are left out; fewer than two values are no signal.
+    Completions without a value (None, NaN) are left out; fewer than two values are no signal. The
+    weighted sum must differ too, whatever the metric: without that all advantages are 0.
 
     Args:
         group: the completions of one prompt, with rewards.
@@ -32,9 +33,19 @@ def is_dead(group: Group, metric: str, tolerance: float) -> bool:
     Raises:
         ValueError: no reward has the name `metric`.
     """
+    return any(_spread(group, name) <= tolerance for name in {metric, "reward"})
+
+
+def _spread(group: Group, metric: str) -> float:
     values = [row_value(row, metric, setting="model.zero_variance_metric") for row in group]
     values = [value for value in values if not math.isnan(value)]
-    return len(values) < 2 or max(values) - min(values) <= tolerance
+    return max(values) - min(values) if len(values) > 1 else 0.0
+
+
+def silent_share(groups: Sequence[Group]) -> float:
+    """The share of groups in which no completion that counts has an advantage."""
+    silent = [not any(row.counted and row.advantage for row in group) for group in groups]
+    return sum(silent) / len(silent)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from sctom.modules.advice import SignalWatch, print_advice
 from sctom.modules.backbone import Backbone, stop_ids, trainable
 from sctom.modules.collect import TRAIN, Collector
 from sctom.modules.fill import fill_rewards
-from sctom.modules.groups import Truncated, ZeroVariance
+from sctom.modules.groups import Truncated, ZeroVariance, silent_share
 from sctom.modules.guard import FiniteGuard
 from sctom.modules.metrics import Means, peak_memory_mib
 from sctom.modules.ranks import exchanging_gradients, gathered, step_totals
@@ -364,7 +364,7 @@ class PolicyModule(L.LightningModule):
         self.last_rollout, self.last_metrics = rollout, metrics
         position = {"step": float(self.progress.iteration)}  # what Lightning takes for the x-axis
         self.log_dict(metrics | position, on_step=True)
-        self.signal_watch.tell(metrics["frac_reward_zero_std"], aloud=self.trainer.is_global_zero)
+        self.signal_watch.tell(self, silent_share(rollout.groups()))
 
     def validation_step(self, prompts: list[Prompt], batch_idx: int) -> Rollout:  # type: ignore[override]
         """Sample and score validation prompts with their own settings and their own draws."""

@@ -91,6 +91,10 @@ def check_settings(module: PolicyModule) -> None:
     check_objective(module)
     if not module.rewards:
         raise ValueError("model.rewards is empty; name at least one reward")
+    if not any(reward.weight for reward in module.rewards):
+        raise ValueError(
+            "every reward has weight 0, so nothing is rewarded; give one of them another weight"
+        )
     _check_metric(module, "model.zero_variance_metric", module.zero_variance_metric)
     if not module.sampling.full_support:
         warnings.warn(
@@ -126,12 +130,17 @@ def check_fit(module: PolicyModule, data: PromptData, world_size: int) -> None:
             f"{module.group_size} on {world_size} process(es)) cannot be split into minibatches of "
             f"{size}; set model.minibatch_size to one of {fitting}"
         )
+    count = len(data.train_prompts)
+    if prompts > count:
+        raise ValueError(
+            f"data.prompts_per_iteration is {prompts}, but data.train has {count} prompts and no "
+            "iteration asks one twice; set it to at most that"
+        )
     if isinstance(data.order, SolveRate):
         _check_metric(module, "data.order.solved_by", data.order.solved_by)
-        data.order.batch(0, prompts)
-    if module.zero_variance == "resample" and len(data.train_prompts) <= prompts:
+    if module.zero_variance == "resample" and count <= prompts:
         raise ValueError(
-            f"model.zero_variance is resample, but all {len(data.train_prompts)} prompts of the "
+            f"model.zero_variance is resample, but all {count} prompts of the "
             f"data are in every iteration already (data.prompts_per_iteration {prompts}); lower "
             "that, or set model.zero_variance to mask"
         )

@@ -157,7 +157,7 @@ def _none_unanswerable(total: int, values: FiveValues) -> str:
 def _mixed(count: int, total: int, values: FiveValues, setting: str) -> str:
     share = count / total
     line, told_apart = break_even(values, share), break_even(values, 0.0)
-    found = f"{count:,} of {total:,} questions ({share:.1%}) are unanswerable, so"
+    found = f"{count:,} of {total:,} questions ({_percent(share)}) are unanswerable, so"
     if line < FAIR:
         pays = f"guessing pays above a chance of {line:.3g} to be right"
         if line <= 0:
@@ -181,4 +181,9 @@ def _remedy(values: FiveValues, share: float, setting: str) -> str:
     """What brings a break-even that is too low up to 0.5."""
     remedy = f"{setting} {round(fair_abstention(values, share), 3):g}"
     wanted = fair_share(values)
-    return remedy if wanted is None else f"{wanted:.0%} unanswerable questions, or {remedy},"
+    return remedy if wanted is None else f"{_percent(wanted)} unanswerable questions, or {remedy},"
+
+
+def _percent(share: float) -> str:
+    """A share for people: 2.6%, 20%, 0.18%."""
+    return f"{100 * share:.{2 if share < 0.1 else 3}g}%"

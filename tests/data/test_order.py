@@ -28,13 +28,37 @@ def test_an_epoch_asks_every_prompt_once():
     order = started(Shuffled(), 7)
     flat = [i for iteration in range(7) for i in order.batch(iteration, 4)]
     assert all(sorted(flat[k : k + 7]) == list(range(7)) for k in range(0, 28, 7))
-    assert flat[:7] == permutation(7, 3, 0).tolist()  # (seed, epoch): older runs resume alike
+    assert flat[:7] == permutation(7, 3, 0).tolist()  # (seed, round)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 7, 8, 9, 10])
+def test_no_prompt_comes_twice_in_an_iteration_and_all_come_equally_often(size):
+    order = started(Shuffled(), 10)
+    batches = [order.batch(iteration, size) for iteration in range(100)]
+    assert all(len(set(batch)) == size for batch in batches)
+    flat = [i for batch in batches for i in batch]
+    assert all(sorted(flat[k : k + 10]) == list(range(10)) for k in range(0, len(flat) - 9, 10))
+    again = started(Shuffled(), 10)
+    for iteration in (73, 5, 74, 6, 73):  # a resumed run begins anywhere
+        assert again.batch(iteration, size) == batches[iteration]
+
+
+def test_what_was_just_asked_is_put_off_by_hand():
+    order = started(Shuffled(), 4)
+    first, second = permutation(4, 3, 0), permutation(4, 3, 1)
+    # iteration 1 asks the last of round 0 and two of round 1, which must be others
+    last = int(first[3])
+    free = [int(i) for i in second if i != last]
+    assert order.batch(0, 3) == first[:3].tolist()
+    assert order.batch(1, 3) == [last, *free[:2]]
+    rest = [int(i) for i in second if int(i) not in free[:2]]
+    assert order.batch(2, 3)[:2] == rest
 
 
 @pytest.mark.parametrize("make", [Shuffled, SolveRate])
 def test_extra_batches_repeat_nothing_and_end_with_the_data(make):
     order = started(make(), 10)
-    for iteration in (0, 1, 3, 5):  # 2 and 4 may ask a prompt at the end of an epoch and again
+    for iteration in range(6):
         batches = [order.batch(iteration, 4, extra=n) for n in range(5)]
         assert [len(batch) for batch in batches] == [4, 4, 2, 0, 0]
         assert sorted(i for batch in batches for i in batch) == list(range(10))
@@ -108,8 +132,12 @@ def test_its_state_goes_through_json_and_comes_back():
     again.load_state_dict(state)
     assert again.rates().tolist() == order.rates().tolist()
     assert [again.batch(i, 3) for i in range(9)] == [order.batch(i, 3) for i in range(9)]
-    with pytest.raises(ValueError, match="are of 6 prompts, but the data has 5"):
+    with pytest.raises(ValueError, match="are of 6 other prompts, not of the 5 that data.train"):
         started(SolveRate(), 5).load_state_dict(state)
+    others = SolveRate()
+    others.start([Prompt(i, [i], []) for i in range(6)], 3)  # as many, but asking something else
+    with pytest.raises(ValueError, match="are of 6 other prompts, not of the 6 that data.train"):
+        others.load_state_dict(state)
     with pytest.raises(ValueError, match="are of another data.order"):
         started(SolveRate(), 5).load_state_dict({})
 
@@ -117,8 +145,8 @@ def test_its_state_goes_through_json_and_comes_back():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"floor": 0.0}, "data.order.floor must be above 0 and at most 1 but is 0.0"),
-        ({"floor": 1.5}, "data.order.floor must be above 0"),
+        ({"floor": 0.0}, "data.order.floor must be from 1e-6 to 1 but is 0.0"),
+        ({"floor": 1.5}, "data.order.floor must be from 1e-6 to 1"),
         ({"keep": -0.1}, "data.order.keep must be from 0 to 1"),
         ({"solved_at": float("nan")}, "data.order.solved_at must be a finite number but is nan"),
         ({"solved_at": float("inf")}, "data.order.solved_at must be a finite number but is inf"),
@@ -131,13 +159,13 @@ def test_settings_that_mean_nothing_are_refused(settings, message):
 
 @pytest.mark.parametrize("value", [None, "0.5", 1.5, -0.1, float("nan"), True])
 def test_a_prior_must_be_a_rate(value):
-    with pytest.raises(ValueError, match="must hold a solve rate from 0 to 1, but prompt 1 has"):
+    with pytest.raises(ValueError, match="a solve rate from 0 to 1, but row 2 of data.train holds"):
         started(SolveRate(prior="rate"), 2, rate=[0.5, value])
 
 
-def test_a_batch_larger_than_the_data_is_refused():
-    with pytest.raises(ValueError, match="prompts_per_iteration is 5, but data.order SolveRate"):
-        started(SolveRate(), 4).batch(0, 5)
+def test_a_prior_that_a_row_lacks_is_refused():
+    with pytest.raises(ValueError, match=r"but row 1 of data.train has no such column"):
+        started(SolveRate(prior="rates"), 2, rate=[0.5, 0.5])
 
 
 # ---- variants ------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 
 import sctom.losses
 from sctom.batch import Prompt
+from sctom.data import Shuffled, SolveRate
 from sctom.fit import build
 from sctom.modules.advice import SignalWatch, advise, columns_of, print_advice
 from sctom.objectives import BNPO, CISPO, DAPO, GRPO, GSPO, RLME, RLOO, SAPO, DrGRPO
@@ -238,11 +239,23 @@ def test_what_it_says():
     watch = SignalWatch(window=2, limit=0.5)
     assert watch.see(0.75) is None
     assert watch.see(0.55) == (
-        "no signal: 65% of the groups of the last 2 iterations had equal rewards and taught "
-        "nothing (frac_groups_all_best and frac_groups_all_worst tell whether the questions are "
-        "too easy or too hard); set zero_variance: resample, data.order: SolveRate, a larger "
-        "group_size or a higher sampling.temperature"
+        "no signal: 65% of the groups of the last 2 iterations taught nothing, as no completion in "
+        "them was better than another (frac_groups_all_best and frac_groups_all_worst tell whether "
+        "the questions are too easy or too hard)"
     )
+
+
+@pytest.mark.parametrize(
+    ("zero_variance", "order", "remedies"),
+    [
+        ("keep", Shuffled(), "zero_variance: resample, data.order: SolveRate, a larger group_size"),
+        ("resample", SolveRate(), "a larger group_size or a higher sampling.temperature"),
+    ],
+)
+def test_remedies_are_what_is_not_set(capsys, zero_variance, order, remedies):
+    trainer = SimpleNamespace(is_global_zero=True, datamodule=SimpleNamespace(order=order))
+    SignalWatch(window=1).tell(SimpleNamespace(zero_variance=zero_variance, trainer=trainer), 1.0)
+    assert f"; set {remedies}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

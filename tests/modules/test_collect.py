@@ -299,8 +299,9 @@ def test_kl_in_the_reward_does_not_make_a_signal(tiny_model, tiny_prompts, tmp_p
 def test_a_curriculum_learns_from_everything_sampled(tiny_model, tiny_prompts, tmp_path):
     order = SolveRate(solved_at=1.0, keep=1.0)
     module = make_module(tiny_model, zero_variance="resample")
-    run(module, tiny_prompts, tmp_path, order=order, iterations=4)
+    numbers = run(module, tiny_prompts, tmp_path, order=order, iterations=4)
     assert order._seen.sum() >= 4 * 3 * 4
+    assert all(0 <= line["solved_frac"] <= 1 for line in numbers)
     unknown = [not p.columns["answerable"] for p in order.prompts]
     asked = order._seen > 0
     for index, prompt in enumerate(order.prompts):
@@ -335,11 +336,25 @@ def test_settings_that_do_not_go_with_the_data_are_refused(tiny_model, tiny_prom
     module = make_module(tiny_model)
     with pytest.raises(ValueError, match=r"data.order.solved_by is 'right' but must be one of"):
         run(module, tiny_prompts, tmp_path, order=SolveRate(solved_by="right"))
-    with pytest.raises(ValueError, match="prompts_per_iteration is 13"):
-        run(
-            make_module(tiny_model),
-            tiny_prompts,
-            tmp_path,
-            order=SolveRate(),
-            prompts_per_iteration=13,
-        )
+    for order in (SolveRate(), None):
+        with pytest.raises(ValueError, match="prompts_per_iteration is 13, but data.train has 12"):
+            module = make_module(tiny_model)
+            run(module, tiny_prompts, tmp_path, order=order, prompts_per_iteration=13)
+
+
+def test_rewards_that_all_weigh_nothing_are_refused(tiny_model):
+    with pytest.raises(ValueError, match="every reward has weight 0"):
+        make_module(tiny_model, rewards=[FunctionReward(mixed, weight=0.0)])
+
+
+def test_equal_sums_are_no_signal_whatever_the_metric(tiny_model, tiny_prompts, tmp_path):
+    module = make_module(
+        tiny_model,
+        rewards=[FunctionReward(constant), FunctionReward(mixed, weight=0.0)],
+        zero_variance="resample",
+        zero_variance_metric="mixed",
+        optimizer=lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.1),
+    )
+    numbers = run(module, tiny_prompts, tmp_path)
+    assert numbers[1]["zero_variance/masked"] == 3
+    assert torch.equal(trained(module), untrained(tiny_model))  # no weight decay without a gradient

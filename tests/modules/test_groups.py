@@ -5,7 +5,7 @@ import math
 import pytest
 
 from sctom.batch import Prompt, Row
-from sctom.modules.groups import is_dead, leave_out, select
+from sctom.modules.groups import is_dead, leave_out, select, silent_share
 
 
 def group(*rewards: float, index: int = 0, **named: list[float | None]) -> list[Row]:
@@ -39,6 +39,8 @@ def test_the_metric_may_be_one_reward_even_one_of_weight_zero():
     assert not is_dead(shaped, "reward", 1e-6)
     assert is_dead(shaped, "right", 1e-6)
     assert is_dead(group(0.3, 0.1, right=[1.0, None]), "right", 1e-6)
+    # the metric differs but the sum does not: all advantages are 0
+    assert is_dead(group(0.3, 0.3, right=[1.0, 0.0]), "right", 1e-6)
     with pytest.raises(ValueError, match=r"zero_variance_metric is 'left', which no reward is"):
         is_dead(shaped, "left", 1e-6)
 
@@ -68,3 +70,13 @@ def test_leaving_out_is_for_good():
     rows = group(1.0, 0.0)
     leave_out(rows[:1])
     assert [row.counted for row in rows] == [False, True]
+
+
+def test_a_group_is_silent_without_a_counted_advantage():
+    rows = [group(1.0, 0.0), group(1.0, 0.0), group(1.0, 1.0)]
+    for row, advantage in zip(
+        [r for g in rows for r in g], [0.7, -0.7, 0.7, -0.7, 0, 0], strict=True
+    ):
+        row.advantage = advantage
+    leave_out(rows[1])
+    assert silent_share(rows) == pytest.approx(2 / 3)

@@ -112,7 +112,7 @@ def test_guessing_pays():
 def test_guessing_always_pays():
     # (-2 + 1 + 2/8 * 2) / 2 = -0.25; fair at odds (0 + 2) / 2 = 1, or abstained 0 - 0.5
     assert line(2, 10, FiveValues(abstained=-2.0)) == (
-        "reward: 2 of 10 questions (20.0%) are unanswerable, so guessing always pays (break-even "
+        "reward: 2 of 10 questions (20%) are unanswerable, so guessing always pays (break-even "
         "-0.25); 50% unanswerable questions, or abstained -0.5, would put that line at 0.5"
     )
 
