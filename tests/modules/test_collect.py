@@ -337,7 +337,7 @@ def test_settings_that_do_not_go_with_the_data_are_refused(tiny_model, tiny_prom
     with pytest.raises(ValueError, match=r"data.order.solved_by is 'right' but must be one of"):
         run(module, tiny_prompts, tmp_path, order=SolveRate(solved_by="right"))
     for order in (SolveRate(), None):
-        with pytest.raises(ValueError, match="prompts_per_iteration is 13, but data.train has 12"):
+        with pytest.raises(ValueError, match=r"prompts_per_iteration is 13, but data.train has 12"):
             module = make_module(tiny_model)
             run(module, tiny_prompts, tmp_path, order=order, prompts_per_iteration=13)
 

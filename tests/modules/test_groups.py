@@ -74,9 +74,7 @@ def test_leaving_out_is_for_good():
 
 def test_a_group_is_silent_without_a_counted_advantage():
     rows = [group(1.0, 0.0), group(1.0, 0.0), group(1.0, 1.0)]
-    for row, advantage in zip(
-        [r for g in rows for r in g], [0.7, -0.7, 0.7, -0.7, 0, 0], strict=True
-    ):
-        row.advantage = advantage
+    for better, worse in rows[:2]:
+        better.advantage, worse.advantage = 0.7, -0.7
     leave_out(rows[1])
     assert silent_share(rows) == pytest.approx(2 / 3)
