@@ -30,7 +30,7 @@ from sctom.callbacks.checkpoint import checkpoints
 from sctom.data import DialogueData, PromptData
 from sctom.hints import HintingParser
 from sctom.modules import PolicyModule, SFTModule
-from sctom.modules.settings import check_trainer
+from sctom.modules.settings import check_trainer, prepare
 from sctom.rundir import Resume, check_unlocked, decide, locked, where_to_go_on
 
 TRAINER_DEFAULTS = {
@@ -144,6 +144,8 @@ def check(cli: FitCLI) -> None:
         check_trainer(cli.trainer, cli.datamodule.iterations)
     cli.model.backbone.check_paths()
     cli.datamodule.setup("fit")
+    if isinstance(cli.model, PolicyModule):
+        prepare(cli.model, cli.datamodule, cli.trainer.world_size)
 
 
 def fit(cli: FitCLI) -> None:

@@ -1,14 +1,27 @@
-"""Error messages of the config parser: the line that matters, and the name nearest to a typo."""
+"""The config parser: what the command line may say, and error messages that name the nearest key.
+
+Two things are added to what jsonargparse accepts. `null` reaches settings of any depth, and a
+setting whose type is a protocol takes sctom's own class by its short name, or without a name.
+"""
 
 from __future__ import annotations
 
+import ast
 import difflib
 import inspect
+import json
 import re
 import sys
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from types import UnionType
+from typing import Any, NoReturn, Union, get_args, get_origin
 
+from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
+
+from sctom.rollout import LocalSampler, Sampler
 
 _UNKNOWN = (
     re.compile(r"does not accept option '([\w.]+)'"),
@@ -16,10 +29,25 @@ _UNKNOWN = (
     re.compile(r"Key '([\w.]+)' is not expected"),
     re.compile(r"(?i)unrecognized arguments: --([\w.]+)"),
     re.compile(r"No action for key ['\"]([\w.]+)['\"]"),
-    re.compile(r"Expected a dot import path string: ([\w.]+)"),
     re.compile(r"Unexpected keyword argument '?([\w.]+)'?"),
 )
 
+_KEY = re.compile(r"Parser key \"([\w.]+)\"(?: element \d+)?:\s*")
+_CLASS = re.compile(r"Problem with given class_path '([\w.]+)':")
+_CALLABLE = re.compile(r"Type .* expects a function or a callable class: ")
+_NOT_A_CLASS = re.compile(
+    r"Expected an instantiatable class, but ([\w.]+) is (abstract|a protocol)"
+)
+_NO_CLASS = re.compile(r"Expected a dot import path string: ([\w.]+)")
+_LIKELY = (  # where a setting may be several things, what was meant
+    re.compile(r"Expected a <class '(int|float)'>"),
+    re.compile(r"Expected a dot import path string: [A-Z]"),
+)
+_INFINITE = re.compile(r"Expected a <class '(int|float)'>[\s\S]*value: [+-]?(?i:inf(inity)?|nan)\b")
+_NOISE = re.compile(
+    r"Does not validate against any of the Union subtypes|Subtypes: |Errors:$|Given value"
+    r"|Expected a <class 'NoneType'>|Expected a path but .* either not accessible or invalid"
+)
 
 _MORE = "(--help lists the options of a run, --model.help PolicyModule those of a class)"
 
@@ -62,48 +90,215 @@ def known_names(parser: LightningArgumentParser) -> set[str]:
     return names - {"args", "kwargs", "self"}
 
 
-def _reasons(message: str) -> str:
-    """The reasons inside a block of Union errors, without the values around.
+@dataclass(frozen=True)
+class Reason:
+    """One reason for which a value was refused."""
 
-    Such a block begins with "does not validate against any of the Union subtypes".
+    text: str
+    place: str = ""
+    """Dotted name of the setting, where the parser knows it."""
+    class_path: str = ""
+    """The innermost class whose arguments were being read."""
+    depth: int = 0
+
+    def __str__(self) -> str:
+        root = self.place.split(".")[0]
+        told = not root or self.text.startswith(f"{root}.")
+        return self.text if told else f"{self.place}: {self.text}"
+
+
+def reasons(message: str) -> list[Reason]:
+    """What is wrong, from the tree that jsonargparse prints.
+
+    That tree has a branch for every type a value might have had. The deepest branches are those of
+    the type that was meant; of equal ones the first stays.
+
+    >>> told = '''Parser key "model":
+    ...   Does not validate against any of the Union subtypes
+    ...   Errors:
+    ...     - Problem with given class_path 'sctom.modules.PolicyModule':
+    ...         Parser key "group_size":
+    ...           Expected a <class 'int'>. Got value: four
+    ...     - Expected a <class 'NoneType'>'''
+    >>> [str(reason) for reason in reasons(told)]
+    ["model.group_size: Expected a <class 'int'>. Got value: four"]
     """
-    if "Union subtypes" not in message:
-        return message.strip()
-    body = message.split("Errors:", 1)[-1].split("Given value type", 1)[0]
-    lines = [line.strip().removeprefix("- ") for line in body.splitlines() if line.strip()]
-    kept = [line for line in lines if "<class 'NoneType'>" not in line and line not in ("Errors:",)]
-    return "\n".join(kept) or message.strip()
+    found = list(_leaves(message))
+    deepest = max((reason.depth for reason in found), default=0)
+    kept = {(r.place, r.text): r for r in reversed(found) if r.depth == deepest}
+    return list(reversed(kept.values()))
 
 
-def explain(message: str, known: set[str]) -> str:
-    """The message, with the nearest known name for every unknown one it mentions.
+def _leaves(message: str) -> Iterator[Reason]:
+    above: list[tuple[int, str, str]] = []  # indentation, key, class path
+    for line in filter(str.strip, message.splitlines()):
+        text = line.lstrip().removeprefix("- ")
+        indent = len(line) - len(text)
+        above = [entry for entry in above if entry[0] < indent]
+        text = _CALLABLE.sub("", text)
+        if key := _KEY.match(text):
+            above.append((indent, key[1], ""))
+            text = text[key.end() :]
+        if not text:
+            continue
+        if given := _CLASS.fullmatch(text):
+            above.append((indent, "", given[1]))
+        elif not _NOISE.match(text):
+            place = ".".join(key for _, key, _ in above if key)
+            classes = [path for _, _, path in above if path]
+            yield Reason(text, place, classes[-1] if classes else "", len(above))
+
+
+def _imported(class_path: str) -> Any:
+    """A class that the parser has imported already; None if there is none of that name."""
+    module, _, name = class_path.rpartition(".")
+    return getattr(sys.modules.get(module), name, None)
+
+
+def _nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that begins with a name, if there is only one, or the most similar one."""
+    folded = {candidate.lower(): candidate for candidate in sorted(candidates)}
+    longer = [candidate for candidate in folded if candidate.startswith(name.lower())]
+    if len(longer) != 1:
+        longer = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6)
+    return folded[longer[0]] if longer else None
+
+
+def _own(reason: Reason, options: set[str]) -> set[str]:
+    """What may stand where an unknown name stood, if that is known."""
+    cls = _imported(reason.class_path)
+    if cls is None:
+        return set() if reason.place else options
+    return set(inspect.signature(cls).parameters) - {"args", "kwargs"}
+
+
+def _unknown(name: str, own: set[str], known: set[str]) -> str:
+    short = name.split(".")[-1]
+    in_full = {option for option in known if "." in option and "." in name}
+    near = _nearest(name, in_full) or _nearest(short, own)
+    if near is None and short in known:
+        return f"  '{short}' belongs to another class or place than this"
+    near = near or _nearest(short, known)
+    return f"  '{name}' is not known" + (f"; did you mean '{near}'?" if near else "")
+
+
+def _subclasses(cls: type) -> list[str]:
+    derived: list[type] = cls.__subclasses__()
+    below = [name for subclass in derived for name in _subclasses(subclass)]
+    return below if inspect.isabstract(cls) else [cls.__name__, *below]
+
+
+def _advice(reason: Reason, known: set[str], options: set[str]) -> Iterator[str]:
+    for pattern in _UNKNOWN:
+        for name in pattern.findall(reason.text):
+            yield _unknown(name, set() if "." in name else _own(reason, options), known)
+    for name in _NO_CLASS.findall(reason.text):
+        yield _unknown(name, set(), {other for other in known if other[:1].isupper()})
+    for class_path, _ in _NOT_A_CLASS.findall(reason.text):
+        cls = _imported(class_path)
+        names = _subclasses(cls) if inspect.isabstract(cls) else []
+        choice = f"one of {', '.join(sorted(names))}" if names else "a class of your own"
+        yield f"  name its class first: --{reason.place} followed by {choice}"
+
+
+def explain(message: str, known: set[str], options: Iterable[str] = ()) -> str:
+    """The reasons in a message, each with its place, and the nearest name for every unknown one.
+
+    Args:
+        message: of the parser.
+        known: every name a config may use.
+        options: names that may stand at the top of a config.
 
     >>> explain("Option 'weight_mx' is not accepted", {"weight_max", "scale"}).splitlines()[-1]
     "  'weight_mx' is not known; did you mean 'weight_max'?"
     """
-    unknown = [name for pattern in _UNKNOWN for name in pattern.findall(message)]
-    lines = [_reasons(message)]
-    for name in dict.fromkeys(unknown):
-        short = name.split(".")[-1]
-        if short in known:
-            lines.append(f"  '{short}' belongs to another class or place than this")
-            continue
-        folded = {candidate.lower(): candidate for candidate in sorted(known)}
-        found = difflib.get_close_matches(short.lower(), folded, n=1, cutoff=0.6)
-        near = [folded[match] for match in found]
-        lines.append(f"  '{name}' is not known" + (f"; did you mean '{near[0]}'?" if near else ""))
-    return "\n".join(lines)
+    found = reasons(message)
+    for pattern in _LIKELY:
+        found = [reason for reason in found if pattern.match(reason.text)] or found
+    lines = [str(reason) for reason in found[:1]]
+    for before, reason in pairwise(found):
+        lines.append(str(reason) if reason.place != before.place else f"  {reason.text}")
+    lines += [advice for reason in found for advice in _advice(reason, known, set(options))]
+    if _INFINITE.search(message):
+        lines.append("  a finite number is needed")
+    return "\n".join(dict.fromkeys(lines)) or message.strip()
+
+
+def _as_json(argument: str) -> str:
+    """A nested option with its value as JSON where jsonargparse wrote it as Python.
+
+    jsonargparse 4.53 hands `--a.b.c null` from class to class as `--b.c=None`, which is a word.
+
+    >>> _as_json("--backbone.adapter=None"), _as_json("--rewards.names=['a', None]")
+    ('--backbone.adapter=null', '--rewards.names=["a", null]')
+    """
+    option, equals, text = argument.partition("=")
+    if text == "None":
+        return f"{option}{equals}null"
+    if text[:1] not in ("[", "{") or "None" not in text:
+        return argument
+    try:
+        value = ast.literal_eval(text)
+        return f"{option}{equals}{json.dumps(value, ensure_ascii=False)}"
+    except (ValueError, SyntaxError, TypeError):
+        return argument
+
+
+def _implemented(annotation: Any) -> Any:
+    """A type with sctom's own class before every protocol it implements.
+
+    The parser knows the short names of subclasses, and which class is meant where none is named; a
+    protocol has neither. Classes that only look like the protocol are accepted as before.
+    """
+    if annotation is Sampler:
+        return Union[LocalSampler, Sampler]  # noqa: UP007
+    if get_origin(annotation) in (Union, UnionType):
+        return Union[tuple(_implemented(part) for part in get_args(annotation))]  # noqa: UP007
+    return annotation
 
 
 class HintingParser(LightningArgumentParser):
     """A parser that names the nearest known key instead of printing its whole usage."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def _add_signature_parameter(
+        self, container: Any, nested_key: str | None, param: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        param.annotation = _implemented(param.annotation)
+        super()._add_signature_parameter(container, nested_key, param, *args, **kwargs)
+
+    def parse_args(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        namespace: Namespace | None = None,
+        env: bool | None = None,
+        defaults: bool = True,
+        **kwargs: Any,
+    ) -> Namespace:
+        """Parse the command line or, in the parser of a class, one option of it.
+
+        `null` is null at every depth, also for a setting that is a text: no text can be that word
+        here. In a class inside a class (`--model.backbone.adapter`), so is `None`.
+        """
+        if args is not None and not self.exit_on_error:
+            args = [_as_json(argument) for argument in args]
+        return super().parse_args(args, namespace, env, defaults, **kwargs)
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print what is wrong and leave with exit code 2."""
+        """Print what is wrong and leave with exit code 2.
+
+        The parser of a class raises instead, so that the one above it adds the place.
+        """
+        if not self.exit_on_error:
+            raise ArgumentError(None, message) from ex
         self.refuse(message)
 
     def refuse(self, message: str) -> NoReturn:
         """Print what is wrong with the config, with hints, and leave with exit code 2."""
-        print(f"error in the config: {explain(message, known_names(self))}", file=sys.stderr)
+        options = {action.dest.split(".")[0] for action in self._actions}
+        told = explain(message, known_names(self), options)
+        print(f"error in the config: {told}", file=sys.stderr)
         print(_MORE, file=sys.stderr)
         sys.exit(2)

@@ -88,7 +88,17 @@ def test_the_document_has_the_files_it_speaks_of():
         "my_objective.yaml",
         "my_rewards.py",
         "my_rewards.yaml",
+        "my_order.py",
+        "my_order.yaml",
     ]
+
+
+def test_an_order_of_ones_own_is_asked(base, monkeypatch):
+    module = trained(monkeypatch, "base.yaml", "my_order.yaml")
+    prompts = module.trainer.datamodule.train_prompts
+    lengths = sorted(len(prompt.ids) for prompt in prompts)
+    asked = [len(row.prompt.ids) for row in module.last_rollout.rows[::4]]
+    assert asked == lengths[3:6]  # iteration 1, three prompts each
 
 
 def test_an_objective_of_ones_own_trains(base, monkeypatch):

@@ -500,3 +500,17 @@ def test_a_terminated_run_does_not_end_well(config, tmp_path):
     _, said = process.communicate(timeout=60)
     assert process.returncode == 143
     assert "interrupted; the last checkpoint is of iteration" in said
+
+
+def test_a_finished_run_is_not_set_aside_for_settings_that_are_refused(config, monkeypatch, capsys):
+    run(config, monkeypatch)
+    run_dir = Path(yaml.safe_load(config.read_text())["run_dir"])
+    for options in (
+        ["--data.order=SolveRate", "--data.order.prior=kin"],
+        ["--model.minibatch_size=5"],
+        ["--data.max_prompt_tokens=3"],
+    ):
+        with pytest.raises(SystemExit):
+            run(config, monkeypatch, "--resume", "fresh", *options)
+        assert "error" in capsys.readouterr().err
+    assert checkpoints(run_dir) and not run_dir.with_name("run.old-1").exists()

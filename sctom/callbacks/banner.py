@@ -190,7 +190,10 @@ def _default(owner: type, name: str) -> Any:
 
 def _data_lines(trainer: L.Trainer) -> list[Line]:
     data = trainer.datamodule  # type: ignore[attr-defined]
-    lines = [("training data", f"{data.train_path} ({len(data.train_prompts):,} rows)")]
+    order = type(data.order).__name__
+    lines = [
+        ("training data", f"{data.train_path} ({len(data.train_prompts):,} rows, order {order})")
+    ]
     if data.val_path is None:
         return [*lines, ("validation data", "none")]
     return [*lines, ("validation data", f"{data.val_path} ({len(data.val_prompts):,} rows)")]

@@ -136,7 +136,7 @@ def completions_table(rows: Sequence[Row], iteration: int, max_chars: int) -> Ta
         parts = "\n".join(f"{name} {show(value, '.2f')}" for name, value in row.rewards.items())
         table.add_row(
             Text("" if repeated else printable(last_user_message(row), max_chars)),
-            Text(printable(row.text, max_chars) + (" [truncated]" if row.truncated else "")),
+            Text(printable(row.text, max_chars) + _marks(row)),
             *([Text(parts)] if several else []),
             Text(show(row.reward, ".3f")),
             Text(show(row.advantage, "+.3f")),
@@ -153,3 +153,8 @@ def plain_text(rows: Sequence[Row], max_chars: int) -> str:
         f"{len(row.ids)} tokens\n"
         for row in rows
     )
+
+
+def _marks(row: Row) -> str:
+    cut = " [truncated]" if row.truncated else ""
+    return cut if row.counted else cut + " [left out]"

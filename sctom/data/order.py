@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from sctom.batch import Prompt, Row, row_value
 from sctom.checks import check_numbers
+from sctom.readers import nearest
 from sctom.seeds import keys_for, permutation, uniforms
 
 LARGEST = sys.float_info.max
@@ -147,7 +148,7 @@ class SolveRate(PromptOrder):
             or never solved.
         keep: how much of earlier visits counts, from 0 (the last visit only) to 1 (all alike).
         prior: a column of the data with the solve rate of each prompt by an earlier measurement,
-            from 0 to 1; null: 0.5 for all.
+            from 0 to 1 (null where it was not measured); null: 0.5 for all.
 
     >>> order = SolveRate(floor=0.01)
     >>> order.start([Prompt(i, [], []) for i in range(3)], seed=0)
@@ -194,11 +195,15 @@ class SolveRate(PromptOrder):
     def _first(self, prompt: Prompt) -> float:
         if self.prior is None:
             return 0.5
-        value = prompt.columns.get(self.prior)
+        value = prompt.columns.get(self.prior, "")
+        if value is None:
+            return 0.5
         number = isinstance(value, int | float) and not isinstance(value, bool)
         rate = float(value) if number and value is not None else math.nan
         if not 0 <= rate <= 1:
-            found = f"holds {value!r}" if self.prior in prompt.columns else "has no such column"
+            found = f"holds {value!r}"
+            if self.prior not in prompt.columns:
+                found = f"has no such column{nearest(self.prior, list(prompt.columns))}"
             raise ValueError(
                 f"data.order.prior is the column {self.prior!r}, which must hold a solve rate from "
                 f"0 to 1, but row {prompt.index + 1} of data.train {found}"

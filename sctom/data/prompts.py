@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import lightning as L
@@ -74,7 +74,21 @@ class PromptLoader:
     def at(self, iteration: int, *, extra: int = 0) -> list[Prompt]:
         """This rank's prompts of an iteration, or of one of its extra batches."""
         chosen = self.order.batch(iteration, self.per_iteration, extra=extra)
+        self._check(chosen, whole=not extra)
         return [self.order.prompts[i] for i in chosen[self.rank :: self.world_size]]
+
+    def _check(self, chosen: Sequence[int], *, whole: bool) -> None:
+        """Refuse what an order of one's own may get wrong."""
+        count = len(self.order.prompts)
+        short = len(chosen) < self.per_iteration and whole
+        if short or len(chosen) > self.per_iteration or len(set(chosen)) < len(chosen):
+            expected = f"{self.per_iteration} different prompts"
+        elif not all(0 <= index < count for index in chosen):
+            expected = f"indices from 0 to {count - 1}"
+        else:
+            return
+        name = type(self.order).__name__
+        raise ValueError(f"data.order {name}: batch must give {expected}, found {chosen!r:.80}")
 
     def __iter__(self) -> Iterator[list[Prompt]]:
         while self.position < self.iterations:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sctom.batch import Prompt
-from sctom.rewards import Reward
+from sctom.rewards import Reward, RewardError
 from sctom.tasks.selfaware import label_leaks
 
 if TYPE_CHECKING:
@@ -58,8 +58,26 @@ def advise(module: PolicyModule, columns: Columns) -> list[str]:
         columns: column of the training data -> one value for each prompt.
     """
     rewards = [reward for reward in module.rewards if reward.weight > 0]
-    lines = [line for reward in rewards for line in reward.advice(columns)]
+    lines = [line for reward in rewards for line in _lines_of(reward, columns)]
     return [*lines, *leak_advice(rewards, columns), *pair_advice(module)]
+
+
+def _lines_of(reward: Reward, columns: Columns) -> list[str]:
+    """What a reward has to say.
+
+    Raises:
+        RewardError: it raised, or gave something else than a list of texts.
+    """
+    try:
+        lines = reward.advice(columns)
+    except Exception as error:
+        fault = f"{type(error).__name__}: {error}"
+        raise RewardError(f"reward {reward.name!r}: its advice raised {fault}") from error
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        raise RewardError(
+            f"reward {reward.name!r}: its advice must be a list of texts, found {lines!r:.60}"
+        )
+    return lines
 
 
 def leak_advice(rewards: Sequence[Reward], columns: Columns) -> list[str]:

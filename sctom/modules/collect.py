@@ -121,7 +121,9 @@ class Collector:
         while self.extra_batches < module.max_extra_batches:
             if sum(not self._is_dead(group) for group in pool) >= wanted:
                 break
-            rows = self._sample(module.extra_prompts(self.extra_batches + 1))
+            loader = module.trainer.datamodule.loader  # type: ignore[attr-defined]
+            number = self.extra_batches + 1
+            rows = self._sample(loader.at(module.progress.iteration, extra=number))
             more = self._everywhere(Rollout(rows, size).groups())
             if not more:
                 break  # the data has no further prompts

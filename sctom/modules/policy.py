@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import sctom.losses
 from sctom.batch import Prompt, Rollout, Row, split_rows
+from sctom.data import PromptData
 from sctom.modules.advice import SignalWatch, print_advice
 from sctom.modules.backbone import Backbone, stop_ids, trainable
 from sctom.modules.collect import TRAIN, Collector
@@ -28,7 +29,7 @@ from sctom.modules.reference import Reference, ReferenceKind, make_reference
 from sctom.modules.schedule import ScheduleName, learning_rate_factor
 from sctom.modules.scoring import MicroBatch, Scorer, collate
 from sctom.modules.selfcheck import run_self_checks
-from sctom.modules.settings import check_fit, check_settings
+from sctom.modules.settings import check_settings, prepare
 from sctom.modules.state import (
     Progress,
     check_same_model,
@@ -40,7 +41,7 @@ from sctom.modules.state import (
 )
 from sctom.modules.update import penalty_of, policy_loss, update_metrics
 from sctom.objectives import Objective, Totals
-from sctom.rewards import Reward, check_rewards
+from sctom.rewards import Reward
 from sctom.rollout import LocalSampler, Sampler, Sampling
 from sctom.seeds import seed_for
 
@@ -183,16 +184,13 @@ class PolicyModule(L.LightningModule):
         self._reference: Reference | None = None
         self._configured: list[dict[str, Any]] = []
         self._checked = False
+        self.prepared: PromptData | None = None
 
     def setup(self, stage: str) -> None:
-        """Load the tokenizer and render every prompt: bad data is told before weights load."""
-        if self.tokenizer is None:
-            self.tokenizer = self.backbone.load_tokenizer()
+        """Prepare the data, and say what can be said about the run."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
-        data.render(self.tokenizer)
+        prepare(self, data, self.trainer.world_size)
         if stage == "fit":
-            check_fit(self, data, self.trainer.world_size)
-            check_rewards(self.rewards, data.train_prompts[0].columns)
             self.advice = print_advice(self, data.train_prompts)
 
     def configure_model(self) -> None:
@@ -263,12 +261,6 @@ class PolicyModule(L.LightningModule):
             all that was sampled for it.
         """
         return Collector(self).collect(prompts)
-
-    def extra_prompts(self, number: int) -> list[Prompt]:
-        """This rank's prompts of an extra batch (from 1) of the present iteration."""
-        loader = self.trainer.datamodule.loader  # type: ignore[attr-defined]
-        prompts: list[Prompt] = loader.at(self.progress.iteration, extra=number)
-        return prompts
 
     def complete(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, *address: int

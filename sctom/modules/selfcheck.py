@@ -27,10 +27,10 @@ CHECK = 4
 """Second part of the address of the draws made here, after those of `sctom.modules.policy`."""
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
-COARSE_TOLERANCE = 0.2
-"""Allowed difference of log-probabilities in bfloat16 and float16.
+COARSE_TOLERANCE = 0.1
+"""Allowed mean difference of log-probabilities in bfloat16 and float16.
 
-Their rounding alone reaches about 0.05.
+Rounding makes single tokens differ by 0.2 and more, but hardly ever by as much on average.
 """
 
 
@@ -152,18 +152,21 @@ def logps_check(module: PolicyModule, rows: Sequence[Row]) -> Check:
     sampled = torch.zeros_like(batch.mask)
     for i, row in enumerate(rows):
         sampled[i, : len(row.ids)] = row.sampler_logps.to(sampled)
-    worst = float(((logps - sampled) * batch.mask).abs().max())
-    limit = TOLERANCE.get(coarsest_dtype(module.model), COARSE_TOLERANCE)
+    gaps = (logps - sampled).abs()[batch.mask.bool()]
+    dtype = coarsest_dtype(module.model)
+    kind, gap, limit = "largest", float(gaps.max()), TOLERANCE.get(dtype)
+    if limit is None:
+        kind, gap, limit = "mean", float(gaps.mean()), COARSE_TOLERANCE
+    passed = math.isfinite(gap) and gap <= limit
+    remedy = (
+        "; sampler and trainer disagree: load the weights in float32, turn off dropout, or correct "
+        "the ratio"
+    )
     return Check(
         "sampler = trainer",
-        math.isfinite(worst) and worst <= limit,
-        f"largest difference of log-probabilities {worst:.2g} (limit {limit:g})"
-        + (
-            ""
-            if worst <= limit
-            else "; sampler and trainer disagree: load the weights in float32, "
-            "turn off dropout, or correct the ratio"
-        ),
+        passed,
+        f"{kind} difference of log-probabilities {gap:.2g} (limit {limit:g})"
+        + ("" if passed else remedy),
     )
 
 

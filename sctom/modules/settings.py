@@ -12,6 +12,7 @@ import torch
 
 from sctom.checks import check_choices, check_numbers
 from sctom.data.order import SolveRate
+from sctom.rewards import check_rewards
 
 if TYPE_CHECKING:
     from sctom.data import PromptData
@@ -144,6 +145,24 @@ def check_fit(module: PolicyModule, data: PromptData, world_size: int) -> None:
             f"data are in every iteration already (data.prompts_per_iteration {prompts}); lower "
             "that, or set model.zero_variance to mask"
         )
+
+
+def prepare(module: PolicyModule, data: PromptData, world_size: int) -> None:
+    """Load the tokenizer, render every prompt, and check what has to go together.
+
+    Done once for a data module, however often it is called.
+
+    Raises:
+        ValueError: bad data, or settings that do not go with it; no weights have been loaded yet.
+    """
+    if module.prepared is data:
+        return
+    if module.tokenizer is None:
+        module.tokenizer = module.backbone.load_tokenizer()
+    data.render(module.tokenizer)
+    check_fit(module, data, world_size)
+    check_rewards(module.rewards, data.train_prompts[0].columns)
+    module.prepared = data
 
 
 def check_objective(module: PolicyModule) -> None:

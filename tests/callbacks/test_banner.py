@@ -12,6 +12,7 @@ from rich.console import Console
 
 from sctom.callbacks import Banner
 from sctom.callbacks.banner import describe, differences
+from sctom.data import Shuffled
 from sctom.modules import Backbone, PolicyModule
 from sctom.objectives import CISPO, DAPO, GRPO, RLOO, DrGRPO, Objective
 from sctom.rewards import FunctionReward, SelfAware
@@ -37,6 +38,7 @@ def attach(trainer: SimpleNamespace) -> Callable[[PolicyModule], dict[str, str]]
     trainer.callbacks = []
     trainer.datamodule = SimpleNamespace(
         prompts_per_iteration=4, iterations=7, train_path="train.jsonl", val_path="val.jsonl",
+        order=Shuffled(),
         train_prompts=[None] * 1234, val_prompts=[None] * 5,
     )  # fmt: skip
 
@@ -65,7 +67,7 @@ def test_a_run_in_words(attach: Callable[[PolicyModule], dict[str, str]]) -> Non
     assert lines["update"] == "16 completions, in micro-batches of 8"
     assert lines["updates per rollout"] == "4 (off-policy after the first)"  # 2 passes x 32 / 16
     assert lines["rewards"] == "self_aware x 2"
-    assert lines["training data"] == "train.jsonl (1,234 rows)"
+    assert lines["training data"] == "train.jsonl (1,234 rows, order Shuffled)"
     assert lines["validation data"] == "val.jsonl (5 rows)"
     assert "in the first update of a rollout" in lines["note"]
 

@@ -9,6 +9,7 @@ import pytest
 from sctom.batch import Prompt, Row
 from sctom.data import PromptData, Shuffled, SolveRate
 from sctom.data.order import PromptOrder
+from sctom.data.prompts import PromptLoader
 from sctom.seeds import permutation
 
 
@@ -157,15 +158,51 @@ def test_settings_that_mean_nothing_are_refused(settings, message):
         SolveRate(**settings)
 
 
-@pytest.mark.parametrize("value", [None, "0.5", 1.5, -0.1, float("nan"), True])
+@pytest.mark.parametrize("value", ["0.5", 1.5, -0.1, float("nan"), True])
 def test_a_prior_must_be_a_rate(value):
     with pytest.raises(ValueError, match="a solve rate from 0 to 1, but row 2 of data.train holds"):
         started(SolveRate(prior="rate"), 2, rate=[0.5, value])
 
 
 def test_a_prior_that_a_row_lacks_is_refused():
-    with pytest.raises(ValueError, match=r"but row 1 of data.train has no such column"):
+    with pytest.raises(ValueError, match=r"row 1 of data.train has no such column Did you mean 'r"):
         started(SolveRate(prior="rates"), 2, rate=[0.5, 0.5])
+
+
+def test_a_prior_that_was_not_measured_is_a_half():
+    assert started(SolveRate(prior="rate"), 2, rate=[0.9, None]).rates().tolist() == [0.9, 0.5]
+
+
+# ---- orders of one's own --------------------------------------------------------------------------
+
+
+class Given:  # no subclass: hints list those
+    def __init__(self, *indices: int) -> None:
+        self.indices, self.prompts = list(indices), prompts(4)
+
+    def batch(self, iteration: int, size: int, *, extra: int = 0) -> list[int]:
+        return self.indices
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        ([0], "batch must give 2 different prompts, found"),
+        ([1, 1], "batch must give 2 different prompts"),
+        ([0, 1, 2], "batch must give 2 different prompts"),
+        ([0, 4], "batch must give indices from 0 to 3"),
+        ([-1, 0], "batch must give indices from 0 to 3"),
+    ],
+)
+def test_what_an_order_may_get_wrong_is_refused(indices, message):
+    loader = PromptLoader(Given(*indices), 2, 3)
+    with pytest.raises(ValueError, match=f"data.order Given: {message}"):
+        loader.at(0)
+
+
+def test_extra_batches_may_be_short():
+    loader = PromptLoader(Given(3), 2, 3)
+    assert [prompt.index for prompt in loader.at(0, extra=1)] == [3]
 
 
 # ---- variants ------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from sctom.data import Shuffled, SolveRate
 from sctom.fit import build
 from sctom.modules.advice import SignalWatch, advise, columns_of, print_advice
 from sctom.objectives import BNPO, CISPO, DAPO, GRPO, GSPO, RLME, RLOO, SAPO, DrGRPO
-from sctom.rewards import FunctionReward, SelfAware, selfaware_reward_func
+from sctom.rewards import FunctionReward, RewardError, SelfAware, selfaware_reward_func
 from sctom.tasks.selfaware import prompt_row
 
 ROOT = Path(__file__).parents[2]
@@ -196,6 +196,33 @@ def test_advantages_of_ones_own_are_measured():
 
     (line,) = on_pairs(Signs())
     assert "Signs makes +1.00 and -1.00" in line and line.endswith("set group_size to 4 or more")
+
+
+class Talkative(SelfAware):
+    """A reward whose advice is not what it should be."""
+
+    given: object = "one text"
+
+    def advice(self, columns):
+        if isinstance(self.given, Exception):
+            raise self.given
+        return self.given
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("one text", "reward 'talkative': its advice must be a list of texts, found 'one text'"),
+        ([1], "its advice must be a list of texts"),
+        (None, "its advice must be a list of texts, found None"),
+        (KeyError("kind"), "reward 'talkative': its advice raised KeyError: 'kind'"),
+    ],
+)
+def test_advice_of_ones_own_that_is_none_names_its_reward(given, message):
+    reward = Talkative()
+    reward.given = given
+    with pytest.raises(RewardError, match=message):
+        advise(module(rewards=[reward]), columns(5, 5))
 
 
 # ---- printing ------------------------------------------------------------------------------------
