@@ -26,7 +26,7 @@ import sctom.data
 import sctom.modules
 import sctom.objectives
 import sctom.rewards  # noqa: F401
-from sctom.callbacks.checkpoint import checkpoints
+from sctom.callbacks.checkpoint import checkpoints, settle
 from sctom.data import DialogueData, PromptData
 from sctom.hints import HintingParser
 from sctom.modules import PolicyModule, SFTModule
@@ -143,6 +143,8 @@ def check(cli: FitCLI) -> None:
     if isinstance(cli.model, PolicyModule):
         check_trainer(cli.trainer, cli.datamodule.iterations)
     cli.model.backbone.check_paths()
+    if isinstance(cli.model, PolicyModule) and cli.model.reference_backbone is not None:
+        cli.model.reference_backbone.check_paths(frozen=True)
     cli.datamodule.setup("fit")
     if isinstance(cli.model, PolicyModule):
         prepare(cli.model, cli.datamodule, cli.trainer.world_size)
@@ -159,6 +161,7 @@ def fit(cli: FitCLI) -> None:
     check_unlocked(run_dir)
     start = decide(run_dir, cli.config["resume"])
     print(start.message, flush=True)
+    settle(Path(run_dir) / "model")  # a kill may have come while it was being replaced
     if isinstance(cli.model, PolicyModule) and start.iteration >= cli.datamodule.iterations:
         print(f"it is complete: {start.iteration} iterations; raise data.iterations to go on")
         return

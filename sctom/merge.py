@@ -10,19 +10,21 @@ what is written must compute what was to be written; otherwise nothing appears u
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from sctom.assets import resolve
-from sctom.callbacks.checkpoint import publish
+from sctom.callbacks.checkpoint import publish, settle
 from sctom.fit import EXPECTED_ERRORS, quiet
+from sctom.modules.adapters import ADAPTER_CONFIG, check_adapter
 from sctom.modules.backbone import Backbone, save_backbone
 from sctom.modules.merge import (
     TOLERANCE,
@@ -69,18 +71,21 @@ def merge(
         out: folder to write; it appears when it is complete.
         base: the unquantised base; None takes the one the adapter names.
         dtype: dtype of the weights written; None takes that of the base's files.
-        force: replace a model that is at `out`.
+        force: replace the saved model at `out`; a folder with anything but a model is never
+            replaced.
 
     Raises:
-        MergeError: `out` is taken, the adapter names no base, or the merged model does not compute
-            what base and adapter do. Nothing is written then.
+        MergeError: `out` is taken, the adapter names no base or changes nothing, or the merged
+            model does not compute what base and adapter do. Nothing is written then.
+        ValueError: a file cannot be read, or the adapter is not of the base.
         FileNotFoundError: adapter or base is not there.
     """
-    out = Path(out)
-    base = base or _named_base(Path(adapter))
-    _check_out(out, sources=(Path(adapter), resolve(base)), force=force)
-    backbone = Backbone(base, adapter=str(adapter), attention="eager")
-    model, tokenizer = backbone.load_model(), _tokenizer(backbone)
+    adapter, out = resolve(adapter), Path(out)
+    named = check_adapter(adapter).get("base_model_name_or_path")
+    backbone = _backbone(adapter, base, named)
+    _check_sources(out, (adapter, resolve(backbone.path)))
+    _check_out(out, force=force)
+    model, tokenizer = _load(backbone), _tokenizer(backbone)
     dtype = dtype or _stored_dtype(backbone)
     with model.disable_adapter():  # type: ignore[operator]
         alone = next_logps(model)
@@ -92,33 +97,83 @@ def merge(
             f"merged and unmerged log-probabilities differ by {merging}, more than {TOLERANCE:g}; "
             "use base and adapter without merging"
         )
+    if torch.equal(alone, together) and _same_weights(model, backbone):
+        raise MergeError(
+            f"{adapter} changes no weight of {backbone.path}: it was not trained, or was not saved "
+            "after it was; without training, the base is the merged model"
+        )
     for parameter in model.parameters():  # never buffers: rotary frequencies stay in float32
         parameter.data = parameter.data.to(DTYPES[dtype])
     written = next_logps(model)
     _write(model, tokenizer, out, expected=written)
-    return Merged(base, dtype, difference(alone, together), merging, difference(exact, written))
+    return Merged(
+        backbone.path, dtype, difference(alone, together), merging, difference(exact, written)
+    )
 
 
-def _named_base(adapter: Path) -> str:
-    """The base that an adapter's own config names."""
-    path = adapter / "adapter_config.json"
-    if not path.exists():
-        raise FileNotFoundError(f"--adapter: {path} is not there; give the folder of an adapter")
-    base = json.loads(path.read_text()).get("base_model_name_or_path")
-    if not base:
-        raise MergeError(f"{path} names no base model; pass --base")
-    return str(base)
+def _backbone(adapter: Path, base: str | None, named: Any) -> Backbone:
+    """The adapter on the base that is given, else on the one it names, which must be there."""
+    from transformers import AutoConfig
+
+    if base is None and not (isinstance(named, str) and named):
+        raise MergeError(f"{adapter / ADAPTER_CONFIG} names no base model; pass --base")
+    backbone = Backbone(base or named, adapter=str(adapter), attention="eager")
+    try:
+        AutoConfig.from_pretrained(backbone.location)
+    except (OSError, ValueError) as error:  # transformers raises either for an empty folder
+        whose = "" if base else f", which {adapter / ADAPTER_CONFIG} names"
+        raise FileNotFoundError(
+            f"the base {backbone.path}{whose}, cannot be read: {error}; "
+            "pass the folder of the unquantised base as --base"
+        ) from error
+    return backbone
 
 
-def _check_out(out: Path, *, sources: Sequence[Path], force: bool) -> None:
-    if any(out.resolve() == source.resolve() for source in sources):
-        raise MergeError(f"--out {out} is what would be merged; choose another folder")
+def _check_sources(out: Path, sources: Sequence[Path]) -> None:
+    """Check that nothing of what is merged lies where the result goes, or the other way round."""
+    place = out.resolve()
+    for source in (folder.resolve() for folder in sources if folder.is_dir()):
+        files = [path.resolve() for path in source.iterdir()]  # of which some may be links
+        if place == source:
+            problem = "is what would be merged"
+        elif place.is_relative_to(source):
+            problem = f"lies inside {source}, which would be merged"
+        elif any(path.is_relative_to(place) for path in (source, *files)):
+            problem = f"holds {source}, which would be merged"
+        else:
+            continue
+        raise MergeError(f"--out {out} {problem}; choose another folder")
+
+
+def _check_out(out: Path, *, force: bool) -> None:
+    """Check that `out` is free, or holds a saved model and nothing else."""
+    if out.is_symlink():
+        raise MergeError(f"--out {out} is a symbolic link; give the folder that it points to")
+    if settle(out):
+        print(f"{out}: finished replacing it, which an earlier merge was killed at")
     if not out.exists():
         return
     if not force:
         raise MergeError(f"--out {out} exists; choose another folder, or pass --force")
-    if not (out / "config.json").exists():
+    if not (out / "config.json").is_file() or not any(out.glob("*.safetensors")):
         raise MergeError(f"--out {out} holds no model, so it is not replaced; remove it yourself")
+    if folders := sorted(path.name for path in out.iterdir() if path.is_dir()):
+        raise MergeError(
+            f"--out {out} holds not only a model but also the folder {folders[0]}, so it is not "
+            "replaced; remove it yourself"
+        )
+
+
+def _load(backbone: Backbone) -> nn.Module:
+    with warnings.catch_warnings():  # merging gives the head a weight of its own
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")
+        return backbone.load_model()
+
+
+def _same_weights(model: nn.Module, backbone: Backbone) -> bool:
+    """Whether a merged model is the base; its log-probabilities tell of the probe's tokens only."""
+    base = Backbone(backbone.path, attention="eager").load_model().state_dict()
+    return all(torch.equal(value, base[name]) for name, value in model.state_dict().items())
 
 
 def _tokenizer(backbone: Backbone) -> Any:
@@ -181,7 +236,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype", choices=tuple(DTYPES), help="of the weights written (default: as the base's)"
     )
-    parser.add_argument("--force", action="store_true", help="replace a model that is at --out")
+    parser.add_argument("--force", action="store_true", help="replace the saved model at --out")
     return parser
 
 

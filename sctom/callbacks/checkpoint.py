@@ -32,14 +32,51 @@ def _flush(path: Path) -> None:
 
 
 def publish(temporary: Path, final: Path) -> None:
-    """Let a finished file or folder appear under its name in one step, once it is on the disk."""
+    """Let a finished file or folder appear under its name, once it is on the disk.
+
+    A file replaces another in one step. A folder that is there is set aside first and removed last:
+    a kill in between loses neither it nor the new one, and `settle` goes on from there.
+    """
     files = [p for p in temporary.rglob("*") if p.is_file()] if temporary.is_dir() else []
     for path in [*files, temporary]:
         _flush(path)
+    if temporary.is_dir():
+        settle(final)  # else what an earlier kill left would replace this one later
     if final.is_dir():
-        shutil.rmtree(final)
-    os.replace(temporary, final)
-    _flush(final.parent)
+        os.replace(temporary, _beside(final, "new"))
+        settle(final)
+    else:
+        os.replace(temporary, final)
+        _flush(final.parent)
+
+
+def _beside(final: Path, what: str) -> Path:
+    return final.with_name(f".{final.name}.sctom-{what}")
+
+
+def settle(final: Path) -> bool:
+    """Finish the replacement of a folder that a kill cut short, if there was one.
+
+    Of the two names beside it, .NAME.sctom-new is given to a folder only when it is complete, and
+    what .NAME.sctom-old holds is removed only once the new folder has its name.
+
+    Args:
+        final: the folder, there or not.
+
+    Returns:
+        Whether a new folder was found and has its name now.
+    """
+    new, old = _beside(final, "new"), _beside(final, "old")
+    found = new.exists()
+    if found:
+        if final.is_dir():
+            shutil.rmtree(old, ignore_errors=True)
+            os.replace(final, old)
+        os.replace(new, final)
+        _flush(final.parent)
+    if final.is_dir():
+        shutil.rmtree(old, ignore_errors=True)
+    return found
 
 
 class IterationCheckpoint(Checkpoint):
@@ -64,6 +101,11 @@ class IterationCheckpoint(Checkpoint):
         self.keep = keep
         self.save_model = save_model
         self._due = False
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Finish what a kill left unfinished of an earlier part of the run."""
+        if trainer.is_global_zero:
+            settle(Path(trainer.default_root_dir) / "model")
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Save if this iteration is due."""

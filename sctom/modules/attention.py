@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 FLASH = "flash_attention_2"
+CHOICES = (FLASH, "sdpa", "eager")
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,27 @@ def why_not_sdpa(model_class: Any) -> str | None:
     return None if model_class._supports_sdpa else f"{model_class.__name__} does not support it"
 
 
+def check_attention(requested: str | None) -> None:
+    """Check that an implementation is one that sctom is made for.
+
+    transformers knows others; their masks, padding and packages were never tried here.
+
+    Raises:
+        ValueError: it is not.
+
+    >>> check_attention("flash_attention_3")
+    Traceback (most recent call last):
+        ...
+    ValueError: attention must be one of flash_attention_2, sdpa, eager, or null for the first of \
+them that works here, but is 'flash_attention_3'
+    """
+    if requested is not None and requested not in CHOICES:
+        raise ValueError(
+            f"attention must be one of {', '.join(CHOICES)}, or null for the first of them that "
+            f"works here, but is {requested!r}"
+        )
+
+
 def choose_attention(
     requested: str | None, model_class: Any, *, dtype: str, device: torch.device
 ) -> Attention:
@@ -96,14 +118,16 @@ def choose_attention(
 
     Args:
         requested: name of an implementation, or None for the first of flash_attention_2, sdpa and
-            eager that works. Names sctom does not know are left to transformers.
+            eager that works.
         model_class: as `causal_class` gives it.
         dtype: dtype of the hidden states.
         device: where the model computes.
 
     Raises:
-        ValueError: the one that is asked for does not work here; the message says why.
+        ValueError: the one that is asked for does not work here, or sctom does not know it; the
+            message says why.
     """
+    check_attention(requested)
     if requested is None:
         flash = why_not_flash(model_class, dtype=dtype, device=device)
         if flash is None:

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from sctom.assets import resolve
 from sctom.checks import check_choices
 from sctom.modules import quantize
-from sctom.modules.attention import Attention, causal_class, choose_attention
+from sctom.modules.adapters import check_adapter, check_safetensors, with_adapter
+from sctom.modules.attention import Attention, causal_class, check_attention, choose_attention
 from sctom.modules.quantize import DTYPES, DtypeName, Quantization
 from sctom.seeds import seed_for
 
@@ -42,8 +43,8 @@ class Backbone:
         attention: "flash_attention_2", "sdpa" or "eager"; null takes the first of them that works
             here and says which and why.
         gradient_checkpointing: recompute activations in the backward pass: less memory, more time.
-        quantization: "nf4" keeps the frozen linear layers in four bits (QLoRA); it needs adapters,
-            and bitsandbytes.
+        quantization: "nf4" keeps the frozen linear layers in four bits (QLoRA); it needs
+            bitsandbytes and, unless nothing is trained (a reference), adapters.
         double_quantization: for nf4: quantise the scales of the blocks too.
         compute_dtype: for nf4: dtype of the products; null takes bfloat16 where the GPU computes in
             it, else float32.
@@ -84,11 +85,7 @@ class Backbone:
         if compute_dtype is not None:
             choices["compute_dtype"] = (compute_dtype, tuple(DTYPES))
         check_choices("model.backbone", choices)
-        if quantization is not None and adapter is None and lora_rank == 0:
-            raise ValueError(
-                f"quantization: {quantization} freezes the weights, but all weights are to be "
-                "trained (lora_rank 0); set lora_rank, or drop quantization"
-            )
+        check_attention(attention)
         if quantization is None and compute_dtype is not None:
             raise ValueError(
                 f"compute_dtype is {compute_dtype} but nothing is quantised; set quantization: nf4,"
@@ -119,16 +116,31 @@ class Backbone:
         """
         return _existing(self.path, what="model.backbone.path")
 
-    def check_paths(self) -> None:
-        """Check that what looks like a local folder is there, and the package that nf4 needs.
+    def check_paths(self, *, frozen: bool = False) -> None:
+        """Check what can be checked before weights load.
+
+        That there is something to train, that what looks like a local folder is there and its files
+        are complete, and that the package is installed which nf4 needs.
+
+        Args:
+            frozen: nothing is to be trained, as `load_model` has it.
 
         Raises:
-            FileNotFoundError: it is not; the message names the nearest folder.
+            FileNotFoundError: a folder is not there; the message names the nearest one.
+            ValueError: a file is incomplete, or 4-bit weights would have to be trained.
             RuntimeError: bitsandbytes is not installed.
         """
-        _existing(self.path, what="model.backbone.path")
+        if self.quantization is not None and not (frozen or self.adapter or self.lora_rank):
+            raise ValueError(
+                f"quantization: {self.quantization} freezes the weights, but all weights are to be "
+                "trained (lora_rank 0); set lora_rank, or drop quantization"
+            )
+        if (folder := Path(self.location)).is_dir():
+            check_safetensors(sorted(folder.iterdir()))
         if self.adapter is not None:
-            _existing(self.adapter, what="model.backbone.adapter")
+            folder = Path(_existing(self.adapter, what="model.backbone.adapter"))
+            if folder.exists():
+                check_adapter(folder)
         if self.quantization is not None:
             quantize.check_bitsandbytes()
 
@@ -150,7 +162,7 @@ class Backbone:
             tokenizer.pad_token = tokenizer.eos_token
         return tokenizer
 
-    def load_model(self, device: torch.device | None = None) -> nn.Module:
+    def load_model(self, device: torch.device | None = None, *, frozen: bool = False) -> nn.Module:
         """The model in evaluation mode, adapters added.
 
         Exactly the weights to train require a gradient.
@@ -159,9 +171,15 @@ class Backbone:
             device: where the model will compute; None means the current CUDA device if there is
                 one, else the CPU. Quantised weights are made and left there, others stay on the CPU
                 until they are moved.
+            frozen: nothing is to be trained, so that 4-bit weights need no adapters.
+
+        Raises:
+            ValueError: the model is incomplete, the adapter is of another one, or settings do not
+                go together; see also `check_paths`.
         """
         from transformers import AutoModelForCausalLM
 
+        self.check_paths(frozen=frozen)
         device = device or quantize.default_device()
         options = self._options(device)
         read: Any = AutoModelForCausalLM.from_pretrained(
@@ -181,7 +199,8 @@ class Backbone:
             _say(f"quantization: {self.quantization} ({memory}; computes in {computing})")
         quantize.quiet_bitsandbytes()
         if self.adapter is not None:
-            model = self._with_saved_adapter(model)
+            folder = _existing(self.adapter, what="model.backbone.adapter")
+            model = with_adapter(model, folder, trainable=not frozen)
         elif self.lora_rank:
             model = self._with_new_adapter(model)
         if self.gradient_checkpointing:
@@ -191,7 +210,7 @@ class Backbone:
                 warnings.filterwarnings("ignore", "`gradient_checkpointing_enable` is deprecated")
                 model.gradient_checkpointing_enable({"use_reentrant": False})
         evaluating: nn.Module = model.eval()
-        return evaluating
+        return evaluating.requires_grad_(False) if frozen else evaluating
 
     def _options(self, device: torch.device) -> dict[str, Any]:
         """What is asked of transformers, checked and told before weights are read."""
@@ -212,7 +231,6 @@ class Backbone:
         options = {"attn_implementation": choice.name}
         if self.quantization is None:
             return options
-        quantize.check_bitsandbytes()
         quantize.quiet_bitsandbytes()
         compute = quantize.choose_compute_dtype(self.compute_dtype, device)
         return options | quantize.loading_options(
@@ -236,12 +254,6 @@ class Backbone:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_for(self.lora_seed))
             return get_peft_model(model, config)
-
-    def _with_saved_adapter(self, model: Any) -> nn.Module:
-        from peft import PeftModel
-
-        folder = _existing(str(self.adapter), what="model.backbone.adapter")
-        return PeftModel.from_pretrained(model, folder, is_trainable=True)
 
 
 @rank_zero_only

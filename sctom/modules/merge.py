@@ -1,8 +1,9 @@
-"""An adapter merged into the weights it was trained on."""
+"""Merging an adapter into the weights of its model, and checking what came of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ def merge_adapter(model: nn.Module) -> nn.Module:
 
         W' = W + alpha / r * B A
 
+    Where embeddings and head share a weight and one of them is adapted, they are two weights after.
+
     Args:
         model: a PEFT model whose base is not quantised; it is used up.
 
@@ -44,8 +47,26 @@ def merge_adapter(model: nn.Module) -> nn.Module:
             "bits again; merge it into the unquantised base: "
             "python -m sctom.merge --adapter RUN/model --out FOLDER"
         )
-    merged: nn.Module = model.merge_and_unload(safe_merge=True)
+    adapted: Any = model
+    _untie(adapted.get_base_model())
+    merged: nn.Module = adapted.merge_and_unload(safe_merge=True)
     return merged
+
+
+def _untie(model: Any) -> None:
+    """Give an adapted head or embedding a weight of its own; PEFT would add to the shared one."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
+    if not any(isinstance(layer, BaseTunerLayer) for layer in layers):
+        return
+    plain: list[Any] = [
+        layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer for layer in layers
+    ]
+    embedding, head = plain
+    if embedding.weight is head.weight:
+        head.weight = nn.Parameter(head.weight.detach().clone())
+        model.config.tie_word_embeddings = False
 
 
 def probe(vocabulary: int) -> Tensor:
@@ -61,7 +82,8 @@ def probe(vocabulary: int) -> Tensor:
 @torch.no_grad()
 def next_logps(model: nn.Module) -> Tensor:
     """Log-probabilities [2, 16, V] of every next token on the probe, in float32."""
-    ids = probe(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+    embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
+    ids = probe(embedding.weight.shape[0])
     logits = model(input_ids=ids, use_cache=False).logits
     return torch.log_softmax(logits.float(), dim=-1)
 

@@ -108,7 +108,7 @@ def _initial(policy: nn.Module) -> Reference:
 
 def _model(policy: nn.Module, other: Backbone) -> Reference:
     device = next(policy.parameters()).device
-    model = other.load_model(device).requires_grad_(False)
+    model = other.load_model(device, frozen=True)
 
     @contextmanager
     def scoring() -> Iterator[nn.Module]:

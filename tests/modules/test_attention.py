@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from importlib.metadata import PackageNotFoundError
@@ -95,9 +96,23 @@ def test_eager_where_nothing_else_works(hopper):
         choose("sdpa", model_class=EAGER_ONLY)
 
 
-@pytest.mark.parametrize("name", ["sdpa", "eager", "flex_attention"])
+@pytest.mark.parametrize("name", ["sdpa", "eager"])
 def test_what_is_asked_for_is_taken(hopper, name):
     assert choose(name) == Attention(name, "as asked for")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["flash_attention_3", "flash_attention_4", "flex_attention", "paged|sdpa", "paged|eager", ""],
+)
+def test_what_sctom_is_not_made_for_is_refused_with_the_config(name):
+    choices = "one of flash_attention_2, sdpa, eager, or null for the first of them"
+    with pytest.raises(
+        ValueError, match=f"attention must be {choices}.* but is {re.escape(repr(name))}"
+    ):
+        Backbone("nowhere", attention=name)
+    with pytest.raises(ValueError, match=choices):
+        choose(name)
 
 
 def test_flash_attn_not_installed(monkeypatch):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 pytest.importorskip("bitsandbytes", reason="4-bit weights need bitsandbytes")
 
@@ -17,6 +18,7 @@ from sctom.fit import build, fit
 from sctom.modules import Backbone, quantize
 from sctom.modules.backbone import fingerprint, trainable
 from sctom.modules.quantize import dequantised, layers_4bit
+from sctom.modules.reference import make_reference
 
 ROOT = Path(__file__).parents[2]
 WORLD = "sctom:tinyworld/model"
@@ -228,7 +230,6 @@ def test_fingerprint_sees_codes_and_scales(packed, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quantization": "nf4"}, "all weights are to be trained .* set lora_rank, or drop quant"),
         ({"lora_rank": 4, "compute_dtype": "bfloat16"}, "nothing is quantised; set quantization"),
         ({"lora_rank": 4, "quantization": "int8"}, "quantization must be one of nf4 but is 'int8'"),
         (
@@ -243,6 +244,47 @@ def test_settings_that_do_not_go_together(settings, message):
         Backbone(WORLD, **settings)
 
 
+def test_4bit_weights_are_not_trained(monkeypatch):
+    def loaded(*args, **kwargs):
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", loaded)
+    backbone = Backbone(WORLD, quantization="nf4")
+    for check in (backbone.check_paths, backbone.load_model):
+        with pytest.raises(
+            ValueError, match=r"weights are to be trained .* set lora_rank, or drop"
+        ):
+            check()
+    backbone.check_paths(frozen=True)
+
+
+def test_a_run_that_would_train_them_is_refused_before_its_folder_is_made(tmp_path):
+    with pytest.raises(ValueError, match=r"weights are to be trained .* set lora_rank, or drop"):
+        backbone = "--model.backbone.init_args"
+        train(tmp_path / "run", 1, f"{backbone}.lora_rank=0", f"{backbone}.lora_dropout=0")
+    assert not (tmp_path / "run").exists()
+
+
+def test_4bit_weights_as_they_are(questions, packed):
+    frozen = Backbone(WORLD, quantization="nf4", compute_dtype="float32").load_model(
+        CPU, frozen=True
+    )
+    assert not any(p.requires_grad for p in frozen.parameters())
+    with torch.no_grad(), packed.disable_adapter():
+        assert torch.equal(frozen(questions).logits, packed(questions).logits)
+
+
+def test_a_quantised_model_as_reference(questions):
+    """It is never trained, so it needs no adapters; the policy here trains all its weights."""
+    policy, path = Backbone(WORLD), Backbone(WORLD, quantization="nf4")
+    model = policy.load_model(CPU)
+    reference = make_reference("model", model, policy, path)
+    with reference.scoring() as scored:
+        assert len(list(layers_4bit(scored))) == 14
+        gap = (scored(questions).logits - model(questions).logits).abs().max()
+    assert 1e-3 < gap < 10 and not any(p.requires_grad for p in scored.parameters())
+
+
 def test_without_bitsandbytes(monkeypatch):
     monkeypatch.setattr(quantize, "find_spec", lambda name: None)
     backbone = Backbone(WORLD, lora_rank=4, quantization="nf4")
@@ -250,6 +292,19 @@ def test_without_bitsandbytes(monkeypatch):
         with pytest.raises(RuntimeError, match=r"needs bitsandbytes, .* pip install bitsandbytes"):
             check()
     Backbone(WORLD, lora_rank=4).load_model(CPU)  # needs none
+
+
+def test_a_run_with_a_quantised_reference(tmp_path):
+    options = {
+        "reference": "model",
+        "reference_model.class_path": "Backbone",
+        "reference_model.init_args.path": WORLD,
+        "reference_model.init_args.quantization": "nf4",
+    }
+    cli = train(
+        tmp_path / "run", 1, *(part for k, v in options.items() for part in (f"--model.{k}", v))
+    )
+    assert cli.model.last_metrics["kl"] >= 0
 
 
 def test_weights_that_are_quantised_already(tmp_path):
