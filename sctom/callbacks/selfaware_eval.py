@@ -25,7 +25,7 @@ from sctom.callbacks.common import (
 )
 from sctom.callbacks.metrics_file import METRICS_FILE
 from sctom.modules.policy import VALIDATE
-from sctom.rewards.selfaware_strict import question_of
+from sctom.rewards.selfaware_strict import SelfAwareStrict, question_of
 from sctom.tasks.selfaware import Detector, abstention_metrics, judge
 
 EVALUATIONS_FILE = "evaluations.jsonl"
@@ -54,8 +54,9 @@ class SelfAwareEval(Callback):
         final: evaluate when training ends, unless the last iteration has been validated.
         report: print and write tables and curves at the end.
         detector: how answers and abstentions are found: "patterns" as the reward `SelfAware` does,
-            "strict" as `SelfAwareStrict` does by default, with the column `answers` where prompts
-            have it.
+            "strict" as `SelfAwareStrict` does, with the column `answers` where prompts have it,
+            and with the languages, phrases and max_words of the first `SelfAwareStrict` among the
+            rewards of the module, or the defaults if there is none.
         confident_at: a completion that states a lower confidence than this, from 0 to 1, counts as
             an abstention (`sctom.rewards.confidence.stated_confidence`); null: confidence is not
             read.
@@ -81,6 +82,7 @@ class SelfAwareEval(Callback):
         self.report = report
         self.detector = detector
         self.confident_at = confident_at
+        self._strict: SelfAwareStrict | None = None  # the reward whose settings are used
         self._rows: list[Record] = []
         self._fitting = False
         self._rewound = False
@@ -90,6 +92,8 @@ class SelfAwareEval(Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Check the validation prompts before any of them is sampled.
+
+        Says so if the reward is `SelfAwareStrict` but the evaluation judges by patterns.
 
         Raises:
             ValueError: one lacks a column.
@@ -103,6 +107,12 @@ class SelfAwareEval(Callback):
                     f"{prompt.index} lacks {', '.join(missing)}; set data.columns: selfaware, or "
                     "remove the callback"
                 )
+        if self.detector == "patterns" and strict_reward(pl_module) is not None:
+            self._print(
+                trainer,
+                "SelfAwareEval judges by the 19 patterns, but the reward is SelfAwareStrict; set "
+                "detector: strict",
+            )
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Make sure that "before" is measured on the prompts "after" will be.
@@ -131,6 +141,7 @@ class SelfAwareEval(Callback):
     def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Begin with no completions."""
         self._rows = []
+        self._strict = strict_reward(pl_module)
 
     def on_validation_batch_end(
         self,
@@ -178,7 +189,9 @@ class SelfAwareEval(Callback):
         rows = [row for process in gather(trainer, self._rows) for row in process]
         if not rows:
             return {}
-        metrics = answer_metrics(rows, detector=self.detector, confident_at=self.confident_at)
+        metrics = answer_metrics(
+            rows, detector=self.detector, confident_at=self.confident_at, strict=self._strict
+        )
         if self._fitting:
             self._last = iteration
             if trainer.is_global_zero:
@@ -192,6 +205,7 @@ class SelfAwareEval(Callback):
     def _validate(self, trainer: L.Trainer, module: Any) -> None:
         """Do what `validation_step` does, without its logging, which only works in a validation."""
         self._rows = []
+        self._strict = strict_reward(module)
         with torch.no_grad(), trainer.precision_plugin.val_step_context():
             for prompts in trainer.datamodule.val_dataloader():  # type: ignore[attr-defined]
                 rows = module.complete(prompts, module.val_samples, module.val_sampling, VALIDATE)
@@ -211,6 +225,12 @@ class SelfAwareEval(Callback):
 
 def _logged(metrics: dict[str, float | None]) -> dict[str, float]:
     return {f"val/{name}": value for name, value in metrics.items() if value is not None}
+
+
+def strict_reward(module: Any) -> SelfAwareStrict | None:
+    """The first `SelfAwareStrict` among the rewards of a module; None if there is none."""
+    rewards = module.rewards
+    return next((reward for reward in rewards if isinstance(reward, SelfAwareStrict)), None)
 
 
 def answer_record(row: Row) -> Record:
@@ -233,8 +253,17 @@ def answer_metrics(
     *,
     detector: Detector = "patterns",
     confident_at: float | None = None,
+    strict: SelfAwareStrict | None = None,
 ) -> dict[str, float | None]:
-    """Metrics of completions, with their mean reward and length; None where one is not defined."""
+    """Metrics of completions, with their mean reward and length; None where one is not defined.
+
+    Args:
+        rows: what `answer_record` makes of completions.
+        detector: as for `judge`.
+        confident_at: as for `judge`.
+        strict: whose languages, phrases and max_words the detector "strict" uses; None: defaults.
+    """
+    settings = strict or SelfAwareStrict()
     verdicts = [
         judge(
             row["completion"],
@@ -245,6 +274,8 @@ def answer_metrics(
             answers=row["answers"],
             question=row["question"],
             confident_at=confident_at,
+            abstentions=settings.abstentions,
+            max_words=settings.max_words,
         )
         for row in rows
     ]

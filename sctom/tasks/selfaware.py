@@ -15,6 +15,7 @@ from typing import Literal, get_args
 from sctom.readers import DataError, Row, check_messages
 from sctom.rewards.base import completion_text
 from sctom.rewards.confidence import stated_confidence, without_confidence
+from sctom.rewards.reading.abstention import Abstentions
 from sctom.rewards.selfaware import Completion, holds_answer, is_idk_response
 from sctom.rewards.selfaware_strict import strict_outcome
 
@@ -127,6 +128,8 @@ def judge(
     answers: Sequence[str] | None = None,
     question: str = "",
     confident_at: float | None = None,
+    abstentions: Abstentions | None = None,
+    max_words: int | None = 100,
 ) -> Verdict:
     """Judge a completion as a reward does, but always by the explicit label.
 
@@ -136,13 +139,15 @@ def judge(
         answerable: the explicit label.
         kind: a group to report on its own.
         detector: "patterns": as `SelfAware` does, by its 19 patterns and by substrings; "strict":
-            as `SelfAwareStrict` does with its default phrases.
+            as `SelfAwareStrict` does.
         answers: with "strict", accepted answers in the place of the expected one; "patterns" takes
             the expected one alone, as SC-TOM does.
         question: with "strict", what was asked.
         confident_at: a completion that states a lower confidence, from 0 to 1, is an abstention,
             whatever else it says; and what states the confidence is no part of its answer. None:
             no confidence is read.
+        abstentions: with "strict", which phrases are known; by default those of all languages.
+        max_words: with "strict", a longer answer is not right; None: no limit.
 
     Raises:
         ValueError: there is no such detector.
@@ -164,7 +169,14 @@ def judge(
             return Verdict(answerable, False, True, False, kind)
         text = without_confidence(text)
     if detector == "strict":
-        did = strict_outcome(text, answers or [expected_answer], answerable, question)
+        did = strict_outcome(
+            text,
+            answers or [expected_answer],
+            answerable,
+            question,
+            abstentions=abstentions,
+            max_words=max_words,
+        )
         correct = did in ("correct", "hedged")
         abstained = did in ("abstained", "unanswerable_abstained")
         return Verdict(answerable, correct, abstained, did == "hedged", kind)

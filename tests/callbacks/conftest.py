@@ -153,7 +153,7 @@ class Policy(L.LightningModule):
         self.automatic_optimization = False
         self.weight = torch.nn.Parameter(torch.zeros(1))
         self.progress = Progress()
-        self.val_samples, self.val_sampling = 1, None
+        self.val_samples, self.val_sampling, self.rewards = 1, None, []
         self.last_metrics: dict[str, float] = {}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -14,6 +14,7 @@ from rich.console import Console
 from sctom.callbacks import MetricsFile, RichProgress, SelfAwareEval
 from sctom.callbacks.common import append_record, read_records
 from sctom.callbacks.selfaware_eval import answer_metrics, answer_record
+from sctom.rewards import SelfAware, SelfAwareStrict
 
 pytestmark = [
     # Lightning 2.6 compares tree specs in a way that torch 2.13 deprecates.
@@ -168,6 +169,45 @@ def test_detector_and_confidence(rollout: Any) -> None:
     assert judged(row, detector="strict") == (0.0, 1.0)
 
 
+def test_the_settings_of_a_strict_reward_are_those_of_the_detector(rollout: Any) -> None:
+    row = rollout.rows[0]
+    strict = SelfAwareStrict(phrases=["search me"], languages=["en"], max_words=3)
+    row.text = "Search me."
+    assert judged(row, detector="strict") == (0.0, 0.0)
+    assert judged(row, detector="strict", strict=strict) == (0.0, 1.0)
+    row.text = "모르겠습니다."
+    assert judged(row, detector="strict") == (0.0, 1.0)
+    assert judged(row, detector="strict", strict=strict) == (0.0, 0.0)
+    row.text = "It is surely Seoul."
+    assert judged(row, detector="strict") == (1.0, 0.0)
+    assert judged(row, detector="strict", strict=strict) == (0.0, 0.0)
+
+
+def test_evaluation_and_reward_agree(
+    fit: Fit,
+    console: Console,
+    shown: Shown,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = SelfAwareStrict(max_words=3), SelfAwareStrict(max_words=5)
+    seen: list[Any] = []
+
+    def metrics(rows: Any, **settings: Any) -> dict[str, float | None]:
+        seen.append(settings["strict"])
+        return {"accuracy": 0.5}
+
+    monkeypatch.setattr("sctom.callbacks.selfaware_eval.answer_metrics", metrics)
+    advice = "SelfAwareEval judges by the 19 patterns, but the reward is SelfAwareStrict; set"
+    fit([SelfAwareEval(report=False)])
+    assert advice not in shown(console)
+    monkeypatch.setattr(L.LightningModule, "rewards", [SelfAware(), first, second], raising=False)
+    fit([SelfAwareEval(report=False, detector="strict")])
+    assert seen == [*[None] * 3, *[first] * 3]
+    assert advice not in shown(console)
+    fit([SelfAwareEval(report=False)])
+    assert f"{advice} detector: strict" in shown(console)
+
+
 def test_detector_and_confidence_are_settings_of_the_callback(
     fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,8 +221,8 @@ def test_detector_and_confidence_are_settings_of_the_callback(
     fit([SelfAwareEval(report=False)])
     fit([SelfAwareEval(report=False, detector="strict", confident_at=0.5)])
     assert seen == [
-        *[{"detector": "patterns", "confident_at": None}] * 3,
-        *[{"detector": "strict", "confident_at": 0.5}] * 3,
+        *[{"detector": "patterns", "confident_at": None, "strict": None}] * 3,
+        *[{"detector": "strict", "confident_at": 0.5, "strict": None}] * 3,
     ]
     assert [m["accuracy"] for m in evaluations(tmp_path).values()] == [0.5] * 3
 

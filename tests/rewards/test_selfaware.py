@@ -230,7 +230,7 @@ def test_advice_is_about_its_own_values():
         unanswerable_answered=-1.5,
         name="mine",
     )
-    assert line.startswith("mine: 2 of 10 questions (20.0%)") and "a chance of 0.75 to" in line
+    assert line.startswith("mine: 2 of 10 questions (20%)") and "a chance of 0.75 to" in line
 
 
 @pytest.mark.parametrize("columns", [{}, {"expected_answer": ["a"]}, {"is_unanswerable": []}])

@@ -174,7 +174,7 @@ def test_the_margin_is_the_least_loss_over_all_chances(values):
 def test_advice():
     columns = {"answerable": [True] * 9 + [False]}
     (line,) = SelfAwareStrict().advice(columns)
-    assert line.startswith("self_aware_strict: 1 of 10 questions (10.0%) are unanswerable")
+    assert line.startswith("self_aware_strict: 1 of 10 questions (10%) are unanswerable")
     line, warning = SelfAwareStrict(hedged=1.0).advice(columns)
     assert "hedging can pay 0.214 more than answering and abstaining; lower hedged" in warning
     assert SelfAwareStrict().advice({"answerable": ["yes"]}) == []

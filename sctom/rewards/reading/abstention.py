@@ -36,6 +36,7 @@ from sctom.rewards.reading.vocabulary import (
     SUBORDINATE,
     TALK,
     YES,
+    vocabulary,
 )
 from sctom.rewards.reading.words import Words, words
 
@@ -46,6 +47,9 @@ _SHORT = 5  # most words of a clause that is put as an answer without "it is" or
 _CHOICE = 4  # most words of a clause that chooses among what the question names
 _NO_ANSWER = TALK | FUNCTION | LEAD | DROPPED
 _REASON = re.compile(rf"(?<![^ ])(?:{'|'.join(REASON)})(?![^ ])")
+_NOT_APPLICABLE = re.compile(r"\W*n/a\W*", re.IGNORECASE)
+_FEW = 3  # most words of a question that is an answer put to the test
+_ASKING = vocabulary("who what when where why how which")
 _ASKS = re.compile(rf"(?:{'|'.join(ASKS)})(?![^ ])")
 
 
@@ -123,6 +127,8 @@ class Abstentions:
                 is none where it stands in the text.
         """
         read = words(text)
+        if _NOT_APPLICABLE.fullmatch(text):
+            return Reading("abstained", read.without(frozenset(range(len(read)))))
         phrases = self._book.phrases.within(line_of(read.tokens))
         if not phrases.denials:
             return Reading("answered", read)
@@ -264,6 +270,13 @@ def _stance(clauses: Sequence[_Clause], read: Words) -> Stance:
     later = [clause for clause in denials if clause.start >= end]
     if later and not any(clause.short for clause in given):
         return "abstained"
+    last = given[-1]
+    if (
+        "?" in read.gaps[end]
+        and end - last.start <= _FEW
+        and read.tokens[last.start] not in _ASKING
+    ):
+        return "hedged"  # Napoleon? I wouldn't know.
     for clause in later:
         own_sentence = 2 in read.breaks[end : clause.start + 1]
         if clause.kind == "unknown" and (own_sentence or _retracts(read, end, clause.start)):

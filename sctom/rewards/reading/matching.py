@@ -10,9 +10,12 @@ import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from sctom.rewards.reading.choosing import is_chosen
+from sctom.rewards.reading.listing import candidates, capitals
 from sctom.rewards.reading.numbers import is_number
 from sctom.rewards.reading.standing import (
     alternatives,
+    dismissed,
     is_denied,
     occurrences,
     stands_alone,
@@ -89,9 +92,10 @@ def holds_answer(
         return True
     if max_words is not None and len(read) > max_words:
         return False
-    gone = superseded(read, text) | _asked_again(read, question)
+    gone = superseded(read, text) | dismissed(read) | _asked_again(read, question)
     kept = read.without(gone)
-    return any(_gives(kept, answer, accepted, question) for answer in accepted)
+    names = capitals(text)
+    return any(_gives(kept, answer, accepted, question, names) for answer in accepted)
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -140,7 +144,13 @@ def _trimmed(tokens: tuple[str, ...]) -> tuple[str, ...]:
     return tokens
 
 
-def _gives(read: Words, answer: Accepted, accepted: Sequence[Accepted], question: str) -> bool:
+def _gives(
+    read: Words,
+    answer: Accepted,
+    accepted: Sequence[Accepted],
+    question: str,
+    names: frozenset[str],
+) -> bool:
     if answer.polar is not None:
         return polarity(read) is answer.polar
     if _is_lost_in_numbers(read, answer):
@@ -148,9 +158,10 @@ def _gives(read: Words, answer: Accepted, accepted: Sequence[Accepted], question
     for start, end in _places(read, answer):
         if answer.weak and not stands_alone(read, start, end):
             continue
-        if is_denied(read, start, end, question):
+        if is_denied(read, start, end, question) or not is_chosen(read, start, end, question):
             continue
         others = alternatives(read, start, end, question)
+        others += candidates(read, start, end, question, names)
         if all(_is_accepted(read.part(*other), accepted) for other in others):
             return True
     return bool(answer.told) and _tells(read, answer.told, question)

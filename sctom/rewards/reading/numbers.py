@@ -49,6 +49,8 @@ def with_numbers(
 
     >>> with_numbers(["twenty", "one"], ["", "-", ""], [0, 1])
     (['21'], ['', ''], [0])
+    >>> with_numbers(["minus", "ten"], ["", " ", ""], [0, 1])[0]
+    ['-10']
     """
     numbered: list[str] = []
     kept: list[int] = []
@@ -57,12 +59,23 @@ def with_numbers(
         if place < done or not (token in _SPELT or token[-1].isdigit()):
             continue
         number, end = _number_at(tokens, gaps, place)
-        numbered += [*tokens[done:place], number]
-        kept += range(done, place + 1)
+        if place > done and _is_signed(tokens, place) and is_number(number):
+            numbered += [*tokens[done : place - 1], f"-{number}"]
+            kept += range(done, place)
+        else:
+            numbered += [*tokens[done:place], number]
+            kept += range(done, place + 1)
         done = end + _percent(tokens, end) if number[-1].isdigit() else end
     numbered += tokens[done:]
     kept += range(done, len(tokens))
     return numbered, [*(gaps[place] for place in kept), gaps[-1]], [origins[i] for i in kept]
+
+
+def _is_signed(tokens: Sequence[str], place: int) -> bool:
+    """Whether a "minus" there is a sign, not a difference."""
+    before = tokens[max(place - 2, 0) : place - 1]
+    difference = any(token in _SPELT or token[-1].isdigit() for token in before)
+    return tokens[place - 1] == "minus" and not difference
 
 
 def _percent(tokens: Sequence[str], place: int) -> int:

@@ -35,7 +35,7 @@ _NOBODY = "(?:nobody|no one|no body)"
 _VERY = "(?:(?:100|very|too|so|that|all that) )?"
 
 _UNKNOWN = (
-    rf"{_ALL_OF_US} do not know"
+    rf"(?<!what ){_ALL_OF_US} do not know"
     r"(?! for (?:sure|certain)| about you| (?:anything|much) (?:else|more))",
     r"i (?:do not|can not) (?:recall|remember|understand the question)",
     r"i would not know",
@@ -72,6 +72,7 @@ _UNKNOWN = (
     r"would be (?:(?:a|pure|mere|only a) )?(?:guess|guesswork|speculation)",
     r"your guess is as good as mine",
     r"anyone guess",
+    r"^(?:only )?time will tell",
     r"beats me",
     r"i would (?:rather not|prefer not to) (?:guess|say|answer|speculate)",
     r"(?:much|open to|up for|a matter of|some) debate",

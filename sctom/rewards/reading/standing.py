@@ -16,12 +16,14 @@ from sctom.rewards.reading.vocabulary import (
     LEAD,
     NEGATIVE,
     NO,
+    NOT_A_NO,
     NOT_ANOTHER,
     RETRACTIONS,
     TALK,
     VERBS,
     WRONG,
     YES,
+    vocabulary,
 )
 from sctom.rewards.reading.words import Words, words
 
@@ -33,6 +35,12 @@ _NEAR = 3  # words between an "or" and the answer beside it
 _BARE = 3  # most words of an item of a list
 _MANY = 4  # items that make a list; three with "and" or "or"
 _ALONE = 2  # most words of a sentence that is nothing but an answer
+_REJECTS = vocabulary("no nope wrong incorrect")
+_NOW = vocabulary("actually now really today fact")
+_PUT = vocabulary("it is was answer")
+_CALLED = vocabulary("called known named renamed")
+_OTHERS = vocabulary("people most many some others everyone")
+_OPINE = vocabulary("think believe say assume suppose thought believed said")
 _CLAIM = re.compile(
     r"\b(?:[Ii]t|[Tt]hat|[Hh]e|[Ss]he)(?:['\u2019]s| is| was) "
     r"([A-Z0-9][^.,;!?\n]{0,40})(?=[.!?\n]|$)"
@@ -144,6 +152,45 @@ def superseded(read: Words, text: str) -> frozenset[int]:
     for start, end in alone[:-1] + told[:-1]:
         gone.update(range(start, end))
     return frozenset(gone)
+
+
+def dismissed(read: Words) -> frozenset[int]:
+    """The places of what a text only mentions to reject it.
+
+    A question that it says no to ("Seoul? No."), a sentence that ends on a no ("Seoul - no."), and
+    what is in front of "but it is actually" or, behind "most people think", of any "but".
+
+    >>> sorted(dismissed(words("Seoul? No. Busan.")))
+    [0]
+    """
+    gone: set[int] = set()
+    for start, end in sentences(read):
+        tokens = read.tokens[start:end]
+        asks = "?" in read.gaps[end]
+        following = read.tokens[end : end + 2]
+        if asks and following and following[0] in NO and NOT_A_NO.isdisjoint(following[1:]):
+            gone.update(range(start, end))
+        if tokens[-1] in _REJECTS and not asks and len(tokens) > 1 and read.breaks[end - 1]:
+            gone.update(range(start, end - 1))
+        for place in occurrences(tokens, ("but",)):
+            if _corrects(tokens[place + 1 :]) or _is_opinion_of_others(tokens[:place]):
+                gone.update(range(start, start + place))
+    return frozenset(gone)
+
+
+def _corrects(tokens: Sequence[str]) -> bool:
+    """Whether some words behind a "but" give another answer."""
+    opening = tokens[:5]
+    if _NOW.isdisjoint(opening) or not _CALLED.isdisjoint(tokens[:7]):
+        return False
+    return opening[0] in _NOW or not _PUT.isdisjoint(opening)
+
+
+def _is_opinion_of_others(tokens: Sequence[str]) -> bool:
+    return any(
+        token in _OTHERS and not _OPINE.isdisjoint(tokens[place + 1 : place + 4])
+        for place, token in enumerate(tokens)
+    )
 
 
 def sentences(read: Words) -> list[Span]:

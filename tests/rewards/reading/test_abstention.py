@@ -238,3 +238,15 @@ def test_no_text_takes_long(piece):
     read = Abstentions(["en"]).read(text, WHO, ["Seoul"])
     holds_answer(text, ["Seoul", "the one thing that it is"], WHO, read=read.answer, max_words=None)
     assert time.process_time() - start < 15  # growing with the square it would be minutes
+
+
+@pytest.mark.parametrize(
+    ("text", "stance"),
+    [
+        ("Only time will tell.", "abstained"), ("N/A", "abstained"), ("(n/a)", "abstained"),
+        ("Napoleon knew what I don't know.", "answered"),
+        ("Napoleon? I wouldn't know.", "hedged"), ("Who? I don't know.", "abstained"),
+    ],
+)  # fmt: skip
+def test_short_ways_out(text, stance):
+    assert Abstentions().read(text, "Who was it?").stance == stance

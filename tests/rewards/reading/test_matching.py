@@ -115,7 +115,8 @@ def test_the_question_tells_nothing():
     assert holds_answer("Seoul is older than Busan", ["Seoul"], CHOICE)
     assert holds_answer("Between Busan and Seoul, Seoul is older.", ["Seoul"], CHOICE)
     assert not holds_answer("Busan and Seoul", ["Seoul"], CHOICE)
-    assert holds_answer("Watson and Crick", ["Crick"], "Who found it?")
+    assert holds_answer("Watson and Crick", ["Crick"], "Who were its finders?")
+    assert not holds_answer("Watson and Crick", ["Crick"], "Who found it?")
     assert not holds_answer("the GPS", ["positioning", "GPS"], "What does GPS stand for?")
     assert holds_answer("Seoul is not in Japan", ["Seoul"], NOT)
 
