@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,7 +153,8 @@ class Policy(L.LightningModule):
         self.automatic_optimization = False
         self.weight = torch.nn.Parameter(torch.zeros(1))
         self.progress = Progress()
-        self.val_samples, self.val_sampling, self.rewards = 1, None, []
+        self.val_samples, self.val_sampling = 1, None
+        self.rewards: list[Any] = []
         self.last_metrics: dict[str, float] = {}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -193,6 +194,7 @@ def fit(tmp_path: Path, console: Console) -> Callable[..., tuple[L.Trainer, Poli
         callbacks: list[L.Callback],
         data: Data | None = None,
         checkpoint: str | None = None,
+        rewards: Sequence[Any] = (),
         **settings: Any,
     ) -> tuple[L.Trainer, Policy]:
         defaults = {
@@ -213,6 +215,7 @@ def fit(tmp_path: Path, console: Console) -> Callable[..., tuple[L.Trainer, Poli
             **(defaults | settings),
         )
         policy = Policy()
+        policy.rewards += rewards
         trainer.fit(policy, datamodule=data or Data(), ckpt_path=checkpoint, weights_only=False)
         return trainer, policy
 

@@ -200,11 +200,11 @@ def test_evaluation_and_reward_agree(
     advice = "SelfAwareEval judges by the 19 patterns, but the reward is SelfAwareStrict; set"
     fit([SelfAwareEval(report=False)])
     assert advice not in shown(console)
-    monkeypatch.setattr(L.LightningModule, "rewards", [SelfAware(), first, second], raising=False)
-    fit([SelfAwareEval(report=False, detector="strict")])
+    rewards = [SelfAware(), first, second]
+    fit([SelfAwareEval(report=False, detector="strict")], rewards=rewards)
     assert seen == [*[None] * 3, *[first] * 3]
     assert advice not in shown(console)
-    fit([SelfAwareEval(report=False)])
+    fit([SelfAwareEval(report=False)], rewards=rewards)
     assert f"{advice} detector: strict" in shown(console)
 
 

@@ -516,10 +516,12 @@ attempt(1, group_size=32768)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory as Linux does")
 def test_a_cpu_that_really_runs_out(tiny_model, tiny_prompts, tmp_path):
+    prompts = tmp_path / "many.jsonl"
+    prompts.write_text(tiny_prompts.read_text() * 43)  # no iteration asks a prompt twice
     script = SCRIPT.format(
         folder=str(Path(__file__).parent),
         model=str(tiny_model),
-        prompts=str(tiny_prompts),
+        prompts=str(prompts),
         out=str(tmp_path),
     )
     done = subprocess.run(
