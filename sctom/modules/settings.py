@@ -33,37 +33,7 @@ def check_settings(module: PolicyModule) -> None:
             "model.group_size is 1: a completion is compared with the others of its group, "
             "so alone its advantage is always 0; set group_size to 2 or more"
         )
-    least_one = ("at least 1", 1, math.inf)
-    numbers: dict[str, tuple[Any, str, float, float]] = {
-        name: (getattr(module, name), *least_one)
-        for name in ("group_size", "micro_batch_size", "passes", "val_samples")
-    }
-    numbers["beta"] = (module.beta, "0 or a positive number", 0, LARGEST)
-    numbers["warmup_ratio"] = (module.warmup_ratio, "from 0 to 1", 0, 1)
-    numbers["zero_variance_tolerance"] = (
-        module.zero_variance_tolerance,
-        "0 or a positive number",
-        0,
-        LARGEST,
-    )
-    numbers["max_extra_batches"] = (module.max_extra_batches, "at least 1", 1, math.inf)
-    numbers["seed"] = (module.seed, "from 0 to 2**62", 0, 2**62)
-    if module.minibatch_size is not None:
-        numbers["minibatch_size"] = (module.minibatch_size, "null or at least 1", 1, math.inf)
-    if module.max_grad_norm is not None:
-        numbers["max_grad_norm"] = (module.max_grad_norm, "null or above 0", SMALLEST, math.inf)
-    check_numbers("model", numbers)
-    check_choices(
-        "model",
-        {
-            "reference": (module.reference_kind, ("none", "base", "initial", "model")),
-            "kl_estimator": (module.kl_estimator, ("k1", "k2", "k3")),
-            "kl_in": (module.kl_in, ("loss", "reward")),
-            "schedule": (module.schedule, ("constant", "linear", "cosine")),
-            "zero_variance": (module.zero_variance, ("keep", "mask", "resample")),
-            "truncated": (module.truncated, ("keep", "mask")),
-        },
-    )
+    _check_each(module)
     if module.beta > 0 and module.reference_kind == "none":
         raise ValueError(
             f"beta is {module.beta} but reference is none, so there is nothing to stay close to; "
@@ -104,6 +74,41 @@ def check_settings(module: PolicyModule) -> None:
             "at 1, 0 and 0 for training",
             stacklevel=2,
         )
+
+
+def _check_each(module: PolicyModule) -> None:
+    """Refuse numbers out of their bounds and names that are none of the choices."""
+    least_one = ("at least 1", 1, math.inf)
+    numbers: dict[str, tuple[Any, str, float, float]] = {
+        name: (getattr(module, name), *least_one)
+        for name in ("group_size", "micro_batch_size", "passes", "val_samples")
+    }
+    numbers["beta"] = (module.beta, "0 or a positive number", 0, LARGEST)
+    numbers["warmup_ratio"] = (module.warmup_ratio, "from 0 to 1", 0, 1)
+    numbers["zero_variance_tolerance"] = (
+        module.zero_variance_tolerance,
+        "0 or a positive number",
+        0,
+        LARGEST,
+    )
+    numbers["max_extra_batches"] = (module.max_extra_batches, "at least 1", 1, math.inf)
+    numbers["seed"] = (module.seed, "from 0 to 2**62", 0, 2**62)
+    if module.minibatch_size is not None:
+        numbers["minibatch_size"] = (module.minibatch_size, "null or at least 1", 1, math.inf)
+    if module.max_grad_norm is not None:
+        numbers["max_grad_norm"] = (module.max_grad_norm, "null or above 0", SMALLEST, math.inf)
+    check_numbers("model", numbers)
+    check_choices(
+        "model",
+        {
+            "reference": (module.reference_kind, ("none", "base", "initial", "model")),
+            "kl_estimator": (module.kl_estimator, ("k1", "k2", "k3")),
+            "kl_in": (module.kl_in, ("loss", "reward")),
+            "schedule": (module.schedule, ("constant", "linear", "cosine")),
+            "zero_variance": (module.zero_variance, ("keep", "mask", "resample")),
+            "truncated": (module.truncated, ("keep", "mask")),
+        },
+    )
 
 
 def _check_metric(module: PolicyModule, setting: str, metric: str) -> None:
