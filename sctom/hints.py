@@ -1,7 +1,6 @@
 """The config parser: what the command line may say, and error messages that name the nearest key.
 
-Two things are added to what jsonargparse accepts. `null` reaches settings of any depth, and a
-setting whose type is a protocol takes sctom's own class by its short name, or without a name.
+One thing is added to what jsonargparse accepts: `null` reaches settings of any depth.
 """
 
 from __future__ import annotations
@@ -15,13 +14,10 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from types import UnionType
-from typing import Any, NoReturn, Union, get_args, get_origin
+from typing import Any, NoReturn
 
 from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
-
-from sctom.rollout import LocalSampler, Sampler
 
 _UNKNOWN = (
     re.compile(r"does not accept option '([\w.]+)'"),
@@ -244,30 +240,11 @@ def _as_json(argument: str) -> str:
         return argument
 
 
-def _implemented(annotation: Any) -> Any:
-    """A type with sctom's own class before every protocol it implements.
-
-    The parser knows the short names of subclasses, and which class is meant where none is named; a
-    protocol has neither. Classes that only look like the protocol are accepted as before.
-    """
-    if annotation is Sampler:
-        return Union[LocalSampler, Sampler]  # noqa: UP007
-    if get_origin(annotation) in (Union, UnionType):
-        return Union[tuple(_implemented(part) for part in get_args(annotation))]  # noqa: UP007
-    return annotation
-
-
 class HintingParser(LightningArgumentParser):
     """A parser that names the nearest known key instead of printing its whole usage."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
-
-    def _add_signature_parameter(
-        self, container: Any, nested_key: str | None, param: Any, *args: Any, **kwargs: Any
-    ) -> None:
-        param.annotation = _implemented(param.annotation)
-        super()._add_signature_parameter(container, nested_key, param, *args, **kwargs)
 
     def parse_args(  # type: ignore[override]
         self,

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from sctom.callbacks.checkpoint import publish
@@ -21,15 +20,6 @@ Record = dict[str, Any]
 def run_dir(trainer: L.Trainer) -> Path:
     """The folder of the run."""
     return Path(trainer.default_root_dir)
-
-
-def gather(trainer: L.Trainer, item: Any) -> list[Any]:
-    """The item of every process, in the order of their ranks. All processes must call it."""
-    if trainer.world_size == 1:
-        return [item]
-    items: list[Any] = [None] * trainer.world_size
-    torch.distributed.all_gather_object(items, item)
-    return items
 
 
 def log_text(trainer: L.Trainer, tag: str, text: str, iteration: int) -> None:

@@ -17,7 +17,6 @@ from sctom.callbacks.common import (
     atomic_write,
     check_settings,
     finite_or_none,
-    gather,
     log_text,
     plain,
     printable,
@@ -25,6 +24,7 @@ from sctom.callbacks.common import (
     show,
     to_lines,
 )
+from sctom.modules.ranks import gather
 
 
 class CompletionsTable(Callback):

@@ -12,10 +12,10 @@ from lightning.pytorch.callbacks import Callback
 from sctom.callbacks.common import (
     append_record,
     finite_or_none,
-    gather,
     rewind_records,
     run_dir,
 )
+from sctom.modules.ranks import gather
 
 METRICS_FILE = "metrics.jsonl"
 

@@ -17,7 +17,6 @@ from sctom.callbacks.common import (
     Record,
     atomic_write,
     finite_or_none,
-    gather,
     read_records,
     rewind_records,
     run_dir,
@@ -25,6 +24,7 @@ from sctom.callbacks.common import (
 )
 from sctom.callbacks.metrics_file import METRICS_FILE
 from sctom.modules.policy import VALIDATE
+from sctom.modules.ranks import gather
 from sctom.rewards.selfaware_strict import SelfAwareStrict, question_of
 from sctom.tasks.selfaware import Detector, abstention_metrics, judge
 

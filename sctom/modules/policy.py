@@ -126,7 +126,7 @@ class PolicyModule(L.LightningModule):
         schedule: ScheduleName = "constant",
         warmup_ratio: float = 0.0,
         max_skips: int = 5,
-        sampler: Sampler | None = None,
+        sampler: LocalSampler | Sampler | None = None,
         zero_variance: ZeroVariance = "keep",
         zero_variance_metric: str = "reward",
         zero_variance_tolerance: float = 1e-6,

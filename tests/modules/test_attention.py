@@ -7,7 +7,6 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import lightning as L
 import pytest
 import torch
 from transformers import (
@@ -27,6 +26,7 @@ from sctom.modules.attention import Attention, causal_class, choose_attention
 from sctom.objectives import GRPO
 from sctom.rewards import FunctionReward
 from sctom.rollout import Sampling
+from tests.training import quiet_trainer
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 WITH_FLASH = SimpleNamespace(__name__="Good", _supports_flash_attn=True, _supports_sdpa=True)
@@ -225,16 +225,7 @@ def trained(model: Path, prompts: Path, folder: Path, name: str, lora_rank: int)
         seed=3,
     )
     data = PromptData(str(prompts), prompts_per_iteration=3, iterations=2, columns="selfaware")
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        default_root_dir=folder,
-    )
+    trainer = quiet_trainer(folder, num_sanity_val_steps=0)
     trainer.fit(module, data)
     return module
 

@@ -16,6 +16,7 @@ from sctom.modules.metrics import Means
 from sctom.objectives import CISPO, DAPO, GRPO, DrGRPO
 from sctom.rewards import FunctionReward
 from sctom.rollout import Sampling
+from tests.training import quiet_trainer
 
 WEIGHTS = 1e-4  # what moved by more has been trained
 
@@ -58,17 +59,7 @@ def run(module: PolicyModule, prompts: Path, folder: Path, **settings) -> list[d
             seen.append(dict(pl_module.last_metrics))
 
     defaults = {"prompts_per_iteration": 3, "iterations": 2, "columns": "selfaware"}
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        default_root_dir=folder,
-        callbacks=[Watch()],
-    )
+    trainer = quiet_trainer(folder, num_sanity_val_steps=0, callbacks=[Watch()])
     trainer.fit(module, PromptData(str(prompts), **{**defaults, **settings}))
     return seen
 
@@ -140,17 +131,7 @@ def test_masked_rows_are_neither_in_the_sum_nor_in_the_count(
         max_grad_norm=None,
     )
     compare = Compare()
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        default_root_dir=tmp_path,
-        callbacks=[compare],
-    )
+    trainer = quiet_trainer(tmp_path, num_sanity_val_steps=0, callbacks=[compare])
     data = PromptData(str(tiny_prompts), prompts_per_iteration=6, iterations=1, columns="selfaware")
     trainer.fit(module, data)
     assert compare.alone.norm() > 1e-3

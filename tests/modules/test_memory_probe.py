@@ -24,6 +24,7 @@ from sctom.modules.selfcheck import SelfCheckError, run_self_checks
 from sctom.objectives import GRPO
 from sctom.rewards import FunctionReward
 from sctom.rollout import LocalSampler, Sampling
+from tests.training import quiet_trainer
 
 LONGEST = 15
 """Tokens of the longest prompt: seven words and three more "?", with five of the chat template."""
@@ -58,17 +59,7 @@ def run(
     **data,
 ) -> None:
     settings = {"prompts_per_iteration": 3, "iterations": 2, "columns": "selfaware", **data}
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-        precision=precision,
-        callbacks=[callback] if callback else [],
-    )
+    trainer = quiet_trainer(folder, precision=precision, callbacks=[callback] if callback else [])
     trainer.fit(module, PromptData(str(prompts), **settings))
 
 

@@ -15,6 +15,7 @@ from sctom.modules.scoring import Scorer, collate
 from sctom.objectives import CISPO, GRPO, RLOO, DrGRPO
 from sctom.rewards import FunctionReward, Reward, SelfAware
 from sctom.rollout import Sampling
+from tests.training import quiet_trainer
 
 
 def adamw(lr: float = 1e-2):
@@ -46,16 +47,7 @@ def run(
         columns="selfaware",
         **settings,
     )
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        default_root_dir=folder,
-    )
+    trainer = quiet_trainer(folder, num_sanity_val_steps=0)
     trainer.fit(module, data)
     return trainer
 
@@ -291,16 +283,7 @@ def test_not_finite_gradients_are_skipped_counted_and_end_the_run(
                 poisoned.append(True)
 
     data = PromptData(str(tiny_prompts), prompts_per_iteration=3, iterations=5, columns="selfaware")
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-        callbacks=[Poison()],
-    )
+    trainer = quiet_trainer(tmp_path, callbacks=[Poison()])
     with pytest.raises(FloatingPointError, match="2 updates in a row"):
         trainer.fit(module, data)
     assert module.progress.skipped == 2
