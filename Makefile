@@ -9,8 +9,13 @@ READY := $(VENV)/.ready
 RUN ?= runs/quickstart
 SELFAWARE ?= ../shared/data/SelfAware.json
 SMOLLM2 := models/smollm2-135m
+BENCH_VENV := .venv-bench
+BENCH := $(BENCH_VENV)/bin/python -m benchmarks
+BENCH_READY := $(BENCH_VENV)/.ready
+BENCH_OUT := runs/bench
 
-.PHONY: fit test test-slow check format seeds smollm2 selfaware-data selfaware-grpo selfaware-cispo clean
+.PHONY: fit test test-slow check format seeds smollm2 selfaware-data selfaware-grpo selfaware-cispo \
+  bench bench-quick bench-report clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -61,5 +66,36 @@ selfaware-cispo: $(SMOLLM2)/config.json selfaware-data
 	$(BIN)/python -m sctom.fit --config configs/selfaware_smollm2.yaml --model.objective CISPO \
 	  --run_dir runs/selfaware-cispo --resume auto
 
+# Speed and memory beside TRL, which needs an environment of its own (benchmarks/README.md).
+$(BENCH_READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(BENCH_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable . 'trl==1.16.*' datasets
+	touch $(BENCH_READY)
+
+# Hours on two cores that do nothing else; every line can be run alone.
+bench: $(BENCH_READY) $(SMOLLM2)/config.json
+	for beta in 0 0.04; do \
+	  $(BENCH).grpo_vs_trl --model tiny --beta $$beta --json $(BENCH_OUT)/grpo-tiny-$$beta.json || exit 1; \
+	  $(BENCH).grpo_vs_trl --model tiny --beta $$beta --bf16 --json $(BENCH_OUT)/grpo-tiny-$$beta-bf16.json || exit 1; \
+	  $(BENCH).grpo_vs_trl --model smollm2 --beta $$beta --rounds 1 --trl-micro 8 \
+	    --json $(BENCH_OUT)/grpo-smollm2-$$beta.json || exit 1; \
+	done
+	for model in tiny smollm2; do \
+	  $(BENCH).generation --model $$model --json $(BENCH_OUT)/generation-$$model.json || exit 1; \
+	done
+	$(BENCH).head --json $(BENCH_OUT)/head.json
+	$(BENCH).scaling --trl --json $(BENCH_OUT)/scaling.json --picture docs/img/scaling.png
+	$(MAKE) bench-report
+
+bench-report: $(BENCH_READY)
+	$(BENCH).report $(BENCH_OUT)/*.json
+
+# Every script once, in a few minutes, to see that it runs; the numbers mean nothing.
+bench-quick: $(BENCH_READY)
+	$(BENCH).grpo_vs_trl --quick
+	$(BENCH).generation --quick
+	$(BENCH).scaling --quick
+
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(BENCH_VENV) runs

@@ -144,17 +144,68 @@ def interleave(processes: Sequence[Sequence[T]], group_size: int) -> list[T]:
     return [row for i in starts for rows in processes for row in rows[i : i + group_size]]
 
 
-def split_rows(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
-    """Cut rows into micro-batches of at most `size`.
+def micro_batches(rows: Sequence[Row], size: int, tokens: int) -> list[list[Row]]:
+    """Cut rows into micro-batches: completions of a prompt stay together, so that it is run once.
 
-    Similar lengths come together so that little is padding.
+    A prompt counts once in each micro-batch it is in, and a completion without its last token,
+    which predicts nothing. Groups come longest first, so that memory runs out at once or not at
+    all; a group that does not fit into one micro-batch is cut between rows sorted by length.
+
+    Args:
+        rows: completions in any order.
+        size: most rows of a micro-batch.
+        tokens: most tokens of a micro-batch; a single row may have more.
 
     Raises:
-        ValueError: the size is not positive.
+        ValueError: size or tokens are not positive.
+
+    >>> prompts = [Prompt(i, [0] * 10, []) for i in range(2)]
+    >>> rows = [Row(prompts[i % 2], i // 2, [1] * 5, "", False) for i in range(6)]
+    >>> def numbers(parts): return [[row.prompt.index for row in part] for part in parts]
+    >>> numbers(micro_batches(rows, size=16, tokens=44))  # 10 + 3 * 4 for each prompt
+    [[0, 0, 0, 1, 1, 1]]
+    >>> numbers(micro_batches(rows, size=16, tokens=20))
+    [[0, 0], [0], [1, 1], [1]]
     """
-    ordered = sorted(rows, key=lambda row: len(row.prompt.ids) + len(row.ids), reverse=True)
-    for start in range(0, len(ordered), _positive(size)):
-        yield ordered[start : start + size]
+    parts: list[list[Row]] = []
+    used = 0
+    for group in _by_prompt(rows):
+        for part, cost in _cut(group, _positive(size), _positive(tokens)):
+            if parts and len(parts[-1]) + len(part) <= size and used + cost <= tokens:
+                parts[-1] += part
+                used += cost
+            else:
+                parts.append(part)
+                used = cost
+    return parts
+
+
+def _cut(group: Sequence[Row], size: int, tokens: int) -> Iterator[tuple[list[Row], int]]:
+    """Parts of one prompt's rows that keep the limits, and the tokens of each."""
+    prompt = len(group[0].prompt.ids)
+    part: list[Row] = []
+    used = prompt
+    for row in group:
+        if part and (len(part) == size or used + len(row.ids) - 1 > tokens):
+            yield part, used
+            part, used = [], prompt
+        part.append(row)
+        used += len(row.ids) - 1
+    yield part, used
+
+
+def _by_prompt(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of each prompt together, long prompts and long completions first."""
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.prompt.index, []).append(row)
+    for group in groups.values():
+        group.sort(key=lambda row: len(row.ids), reverse=True)
+    return sorted(
+        groups.values(),
+        key=lambda group: len(group[0].prompt.ids) + len(group[0].ids),
+        reverse=True,
+    )
 
 
 def _positive(size: int) -> int:

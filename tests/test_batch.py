@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sctom.batch import Prompt, Rollout, Row, split_rows
+from sctom.batch import Prompt, Rollout, Row, micro_batches
 
 
 def make_row(prompt: int, sample: int = 0, prompt_length: int = 3, length: int = 2) -> Row:
@@ -61,18 +61,47 @@ def test_shuffled_has_the_same_rows_in_an_order_of_the_address():
     assert shuffled.group_size == 2
 
 
-def test_split_rows_puts_similar_lengths_together_longest_first():
-    # prompt + completion: 5, 9, 7, 6, 9. The longest first: memory runs out at once or never
-    lengths = [(3, 2), (1, 8), (4, 3), (5, 1), (8, 1)]
-    rows = [make_row(i, prompt_length=p, length=t) for i, (p, t) in enumerate(lengths)]
-    batches = [[row.prompt.index for row in batch] for batch in split_rows(rows, 2)]
-    assert batches == [[1, 4], [2, 3], [0]]  # equal lengths keep their order
-    assert [row.prompt.index for row in rows] == [0, 1, 2, 3, 4]
+def numbers(parts):
+    return [[(row.prompt.index, len(row.ids)) for row in part] for part in parts]
 
 
-def test_split_rows_of_nothing_is_nothing():
-    assert list(split_rows([], 4)) == []
-    assert [len(batch) for batch in split_rows([make_row(0)], 4)] == [1]
+def test_micro_batches_keep_a_prompt_together_longest_first():
+    prompts = [make_row(i, prompt_length=n).prompt for i, n in enumerate((3, 8, 5))]
+    lengths = [(0, 4), (1, 2), (0, 6), (2, 1), (1, 3), (2, 7)]
+    rows = [Row(prompts[p], 0, [1] * t, "", False) for p, t in lengths]
+    # longest sequences: 3 + 6, 8 + 3, 5 + 7. Tokens: prompt 2: 5 + 6 + 0; prompt 1: 8 + 2 + 1
+    # = 11 each; prompt 0: 3 + 5 + 3 = 11
+    assert numbers(micro_batches(rows, 4, 22)) == [
+        [(2, 7), (2, 1), (1, 3), (1, 2)],
+        [(0, 6), (0, 4)],
+    ]
+    assert numbers(micro_batches(rows, 4, 21)) == [
+        [(2, 7), (2, 1)],
+        [(1, 3), (1, 2)],
+        [(0, 6), (0, 4)],
+    ]
+    assert numbers(micro_batches(rows, 3, 99)) == numbers(micro_batches(rows, 4, 21))
+    assert [row.prompt.index for row in rows] == [p for p, _ in lengths]
+
+
+def test_a_group_too_large_for_a_micro_batch_is_cut():
+    prompt = make_row(0, prompt_length=10).prompt
+    rows = [Row(prompt, i, [1] * t, "", False) for i, t in enumerate((3, 9, 5, 30, 2))]
+    # 10 + 29 = 39 > 25 stands alone; 10 + 8 + 4 + 2 = 24 fits, + 1 = 25 fits too
+    assert numbers(micro_batches(rows, 16, 25)) == [[(0, 30)], [(0, 9), (0, 5), (0, 3), (0, 2)]]
+    assert numbers(micro_batches(rows, 16, 24)) == [[(0, 30)], [(0, 9), (0, 5), (0, 3)], [(0, 2)]]
+    assert numbers(micro_batches(rows, 2, 99)) == [[(0, 30), (0, 9)], [(0, 5), (0, 3)], [(0, 2)]]
+
+
+def test_micro_batches_of_nothing_are_none():
+    assert micro_batches([], 4, 100) == []
+    assert numbers(micro_batches([make_row(0)], 4, 1)) == [[(0, len(make_row(0).ids))]]
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(0, 10), (4, 0)])
+def test_micro_batches_need_room(size, tokens):
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        micro_batches([make_row(0)], size, tokens)
 
 
 def test_rows_do_not_share_what_they_collect():

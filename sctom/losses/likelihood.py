@@ -11,13 +11,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sctom.losses._shared import kept_tokens, widen, zero_outside
+from sctom.losses.linear_head import head_logps, tiles, weighted
 from sctom.shapes import check_shapes
 
 _TILE_ROWS = 512
 """Rows whose logits exist at a time. Fewer leave the matrix products short of work."""
-
-_BLOCK_ROWS = 16384
-"""Rows of the head that are widened at a time."""
 
 
 def token_logps(logits: Tensor, ids: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -90,11 +88,13 @@ def linear_token_logps(
         d logp / d hidden = (weight[id] - p @ weight) / temperature,   p = softmax(z)
         entropy          = (d logp / d hidden) . hidden - logp
 
-    Logits exist for `tile` rows at a time. The derivative with respect to hidden is formed while
-    they do, so backward is one multiplication and a frozen head costs two matrix products in all;
-    a head that is trained has its tiles recomputed in backward for its own gradient. Products are
-    in float32 even where hidden and weight are bfloat16 or under autocast: a head in low precision
-    is what sets trainer and sampler apart most (MiniMax-M1, arXiv 2506.13585).
+    Logits exist for `tile` rows and a block of the vocabulary at a time, so that extra memory does
+    not grow with the vocabulary (`sctom.losses.linear_head` says how). The derivative with respect
+    to hidden is formed while they do, so backward is one multiplication and a frozen head costs two
+    matrix products in all; a head that is trained has its blocks recomputed in backward for its own
+    gradient, but for the first 16 million logits, which are kept. Products are in float32 even
+    where hidden and weight are bfloat16 or under autocast: a head in low precision is what sets
+    trainer and sampler apart most (MiniMax-M1, arXiv 2506.13585).
 
     Args:
         hidden: [B, T, H] or [N, H] hidden states that predict the ids.
@@ -125,17 +125,16 @@ def linear_token_logps(
             f"tile must be at least 1 row but is {tile}; leave it out for {_TILE_ROWS}"
         )
     flat_ids = _checked_ids(ids, sizes["V"]).flatten()
-    logps, entropy = _LinearTokenLogps.apply(  # type: ignore[no-untyped-call]
+    logps, entropy = head_logps(
         hidden.reshape(-1, sizes["H"]),
         weight,
         flat_ids,
-        temperature,
-        tile or _TILE_ROWS,
-        torch.is_grad_enabled(),
-        return_entropy,
+        temperature=temperature,
+        tile=tile or _TILE_ROWS,
+        entropy=return_entropy,
     )
     logps = logps.view(ids.shape)
-    return (logps, entropy.view(ids.shape)) if return_entropy else logps
+    return logps if entropy is None else (logps, entropy.view(ids.shape))
 
 
 def nll_loss(logps: Tensor, mask: Tensor) -> Tensor:
@@ -232,15 +231,6 @@ def _checked_ids(ids: Tensor, vocabulary: int) -> Tensor:
     return wide
 
 
-def _tiles(total: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, total)) for start in range(0, total, size))
-
-
-def _weighted(derivative: Tensor, upstream: Tensor) -> Tensor:
-    """The chain rule for rows [N, K]; rows that do not count stay 0 even where they are NaN."""
-    return torch.where(upstream[:, None] == 0, 0.0, derivative * upstream[:, None])
-
-
 class _TokenLogps(torch.autograd.Function):
     """(logits [B, T, V], ids [B, T], temperature) -> [B, T]."""
 
@@ -262,104 +252,10 @@ class _TokenLogps(torch.autograd.Function):
         for row, rows in _cells(ids):
             slope = torch.softmax(widen(logits[row, rows]) / ctx.temperature, -1).neg_()
             slope.scatter_add_(-1, ids[row, rows, None], torch.ones_like(slope[:, :1]))
-            gradient[row, rows] = _weighted(slope, upstream[row, rows] / ctx.temperature)
+            gradient[row, rows] = weighted(slope, upstream[row, rows] / ctx.temperature)
         return gradient, None, None
 
 
 def _cells(ids: Tensor) -> Iterator[tuple[int, slice]]:
     """The tiles of each row of a batch. Rows are not flattened: that may copy a slice of logits."""
-    return ((row, rows) for row in range(ids.shape[0]) for rows in _tiles(ids.shape[1], _TILE_ROWS))
-
-
-class _LinearTokenLogps(torch.autograd.Function):
-    """(hidden [N, H], weight [V, H], ids [N], ...) -> (log-probabilities [N], entropies [N])."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        ids: Tensor,
-        temperature: float,
-        tile: int,
-        differentiable: bool,
-        with_entropy: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        for_hidden, for_weight = (differentiable and needed for needed in ctx.needs_input_grad[:2])
-        slope = torch.empty_like(hidden) if for_hidden else None
-        logps = hidden.new_empty(len(ids), dtype=_product_dtype(hidden, weight))
-        entropy = torch.empty_like(logps) if with_entropy else None
-        buffer = logps.new_empty(min(tile, len(ids)), len(weight))
-        for rows in _tiles(len(ids), tile):
-            scaled = hidden[rows].to(logps.dtype) / temperature
-            exps, total, logps[rows] = _exponentials(scaled, weight, ids[rows], buffer)
-            if slope is not None:
-                derivative = weight[ids[rows]] - _times_weight(exps, weight) / total
-                slope[rows] = derivative / temperature
-                if entropy is not None:
-                    entropy[rows] = (derivative * scaled).sum(1) - logps[rows]
-            elif entropy is not None:
-                spread = torch.special.entr(exps, out=exps).sum(1, keepdim=True)
-                entropy[rows] = (spread / total + total.log()).squeeze(1)
-        ctx.save_for_backward(slope, *((hidden, weight, ids) if for_weight else (None,) * 3))
-        ctx.temperature, ctx.tile = temperature, tile
-        if entropy is not None:
-            ctx.mark_non_differentiable(entropy)
-        return logps, entropy
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        slope, hidden, weight, ids = ctx.saved_tensors
-        for_hidden = None if slope is None else _weighted(slope, upstream).to(slope.dtype)
-        for_weight = None
-        if weight is not None:
-            for_weight = _weight_gradient(hidden, weight, ids, upstream, ctx.temperature, ctx.tile)
-        return for_hidden, for_weight, None, None, None, None, None
-
-
-def _weight_gradient(
-    hidden: Tensor, weight: Tensor, ids: Tensor, upstream: Tensor, temperature: float, tile: int
-) -> Tensor:
-    """Sum over rows of upstream * (onehot(id) - p) outer hidden / temperature, [V, H]."""
-    dtype = _product_dtype(hidden, weight)
-    gradient = torch.zeros_like(weight, dtype=dtype)
-    counted = upstream.nonzero().flatten()
-    buffer = gradient.new_empty(min(tile, len(counted)), len(weight))
-    for part in _tiles(len(counted), tile):
-        rows = counted[part]
-        scaled = hidden[rows].to(dtype) / temperature
-        exps, total, _ = _exponentials(scaled, weight, ids[rows], buffer)
-        pull = upstream[rows, None]
-        exps.mul_(-pull / total).scatter_add_(1, ids[rows, None], pull)
-        gradient.addmm_(exps.t(), scaled)
-    return gradient.to(weight.dtype)
-
-
-def _exponentials(
-    scaled: Tensor, weight: Tensor, ids: Tensor, buffer: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(z - max z) [n, V] in the buffer, its sum over V [n, 1], and the log-probs of ids [n]."""
-    scores = buffer[: len(scaled)]
-    # here and in _times_weight: autocast leaves products with `out=` or in place alone
-    for rows, block in _blocks(weight, scaled.dtype):
-        torch.mm(scaled, block.t(), out=scores[:, rows])
-    picked = scores.gather(1, ids[:, None])
-    peak = scores.amax(1, keepdim=True)
-    total = scores.sub_(peak).exp_().sum(1, keepdim=True)
-    return scores, total, (picked - peak - total.log()).squeeze(1)
-
-
-def _times_weight(exps: Tensor, weight: Tensor) -> Tensor:
-    product = exps.new_zeros(len(exps), weight.shape[1])
-    for rows, block in _blocks(weight, exps.dtype):
-        product.addmm_(exps[:, rows], block)
-    return product
-
-
-def _blocks(weight: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-    return ((rows, weight[rows].to(dtype)) for rows in _tiles(len(weight), _BLOCK_ROWS))
-
-
-def _product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    return torch.promote_types(torch.promote_types(hidden.dtype, weight.dtype), torch.float32)
+    return ((row, rows) for row in range(ids.shape[0]) for rows in tiles(ids.shape[1], _TILE_ROWS))

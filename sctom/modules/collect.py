@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +18,7 @@ from sctom.batch import Prompt, Rollout, Row, interleave
 from sctom.modules.fill import charge_kl, fill_logps
 from sctom.modules.groups import Group, is_dead, leave_out, select
 from sctom.modules.metrics import Means, advantage_metrics, refuse_taken_names, rollout_metrics
+from sctom.modules.overlap import RewardThread
 from sctom.modules.ranks import gather, gathered
 
 if TYPE_CHECKING:
@@ -30,7 +32,9 @@ class Phases:
     """Seconds spent in each phase."""
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(("time/generate", "time/reward", "time/score"), 0.0)
+        self.seconds = dict.fromkeys(
+            ("time/generate", "time/reward", "time/reward_total", "time/score"), 0.0
+        )
 
     @contextmanager
     def time(self, name: str) -> Iterator[None]:
@@ -80,14 +84,23 @@ class Collector:
         module = self.module
         if not prompts:
             return []
-        with self.phases.time("generate"):
-            rows = module.complete(
-                prompts, module.group_size, module.sampling, TRAIN, module.progress.iteration
-            )
-        with self.phases.time("reward"):
-            logged = module.score_rewards(rows, module.group_size)
-        for name, value in logged.items():
-            self.logged.mean(name, value, len(rows))
+        score = partial(module.score_rewards, group_size=module.group_size)
+        with RewardThread(score) as thread:
+            with self.phases.time("generate"):
+                rows = module.complete(
+                    prompts,
+                    module.group_size,
+                    module.sampling,
+                    TRAIN,
+                    module.progress.iteration,
+                    finished=thread.submit if module.overlap_rewards else None,
+                )
+            with self.phases.time("reward"):
+                results = thread.results() if module.overlap_rewards else [(score(rows), len(rows))]
+        for logged, count in results:
+            for name, value in logged.items():
+                self.logged.mean(name, value, count)
+        self.phases.seconds["time/reward_total"] += thread.seconds
         self.sampled += rows
         return rows
 
@@ -164,11 +177,16 @@ class Collector:
         in_reward = module._reference is not None and module.kl_in == "reward"
         if not in_reward and module.trainer.world_size == 1:  # else one may be used, masked
             rows = [row for row in rows if row.counted]
+        limits = module.micro_batch_size, module.micro_batch_tokens
         if in_reward or module.updates_per_rollout() > 1:
-            fill_logps(rows, "old_logps", module.scorer, module.model, module.micro_batch_size)
+            if module.progress.sampler_agrees:
+                for row in rows:
+                    row.old_logps = row.sampler_logps
+            else:
+                fill_logps(rows, "old_logps", module.scorer, module.model, *limits)
         if module._reference is not None:
             with module._reference.scoring() as model:
-                fill_logps(rows, "ref_logps", module.scorer, model, module.micro_batch_size)
+                fill_logps(rows, "ref_logps", module.scorer, model, *limits)
         if in_reward:
             return {"kl": charge_kl(rows, module.kl_estimator, module.beta)}
         return {}

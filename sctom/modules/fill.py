@@ -2,17 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
 
 from sctom import losses
-from sctom.batch import Row, split_rows
+from sctom.batch import Prompt, Row, micro_batches
 from sctom.modules.scoring import Scorer, collate
 from sctom.modules.state import Progress
 from sctom.rewards import Reward, combine, run_rewards
+from sctom.rollout import Sample, Sampling
+
+if TYPE_CHECKING:
+    from sctom.modules.policy import PolicyModule
+
+
+def sample_rows(
+    module: PolicyModule,
+    prompts: Sequence[Prompt],
+    group_size: int,
+    sampling: Sampling,
+    address: tuple[int, ...],
+    finished: Callable[[list[Row]], None] | None,
+) -> list[Row]:
+    """Sample completions of prompts, prompt by prompt; see `PolicyModule.complete`."""
+    groups: dict[int, list[Row]] = {}
+
+    def take(number: int, samples: Sequence[Sample]) -> None:
+        texts = module.tokenizer.batch_decode([s.ids for s in samples], skip_special_tokens=True)
+        groups[number] = [
+            Row(prompts[number], i, s.ids, text, s.truncated, s.logps)
+            for i, (s, text) in enumerate(zip(samples, texts, strict=True))
+        ]
+        if finished is not None:
+            finished(groups[number])
+
+    samples = module.sampler.sample(
+        module.model,
+        prompts,
+        group_size=group_size,
+        sampling=sampling,
+        stop_ids=module.stop_ids,
+        address=address,
+        finished=take,
+    )
+    for number in range(len(prompts)):
+        if number not in groups:  # the sampler gives everything at the end
+            take(number, samples[number * group_size : (number + 1) * group_size])
+    return [row for number in range(len(prompts)) for row in groups[number]]
 
 
 def fill_rewards(
@@ -55,12 +94,22 @@ def fill_logps(
     name: Literal["old_logps", "ref_logps"],
     scorer: Scorer,
     model: nn.Module,
-    micro_batch_size: int,
+    size: int,
+    tokens: int,
 ) -> None:
-    """Score completions with a model in evaluation mode; the log-probabilities go to `name`."""
+    """Score completions with a model in evaluation mode.
+
+    Args:
+        rows: the completions.
+        name: where the log-probabilities go.
+        scorer: what scores.
+        model: the model.
+        size: most rows of a micro-batch.
+        tokens: most tokens of a micro-batch.
+    """
     model.eval()
     device = next(model.parameters()).device
-    for part in split_rows(rows, micro_batch_size):
+    for part in micro_batches(rows, size, tokens):
         logps, _ = scorer(model, collate(part, device))
         for row, values in zip(part, logps.cpu(), strict=True):
             setattr(row, name, values[: len(row.ids)])

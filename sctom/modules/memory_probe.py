@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
-from sctom.batch import Prompt, Row
+from sctom.batch import Prompt, Row, micro_batches
 from sctom.modules.backbone import trainable
 from sctom.modules.fill import fill_logps
 from sctom.modules.metrics import Means, peak_memory_mib
@@ -155,7 +155,7 @@ def _phases(module: PolicyModule, longest: Prompt) -> Iterator[Phase]:
     length = len(longest.ids) + module.sampling.max_new_tokens
     yield _sampling(module, longest, prompts, length)
     completions = prompts * module.group_size
-    rows = _rows(longest, min(module.micro_batch_size, completions), module.sampling.max_new_tokens)
+    rows = _rows(module, longest, completions)
     if module.updates_per_rollout() > 1 or module._reference is not None:
         lower = [f"model.micro_batch_size (now {module.micro_batch_size})", *_lengths(longest)]
         if module.reference_kind == "model":
@@ -202,20 +202,33 @@ def _sampling(module: PolicyModule, longest: Prompt, prompts: int, length: int) 
     return Phase("sampling", prompts * size, length, run, lower, note)
 
 
-def _rows(longest: Prompt, count: int, tokens: int) -> list[Row]:
-    """Completions as long as they can be. Which tokens they have does not matter to memory."""
+def _rows(module: PolicyModule, longest: Prompt, completions: int) -> list[Row]:
+    """The largest micro-batch of the longest prompts and completions.
+
+    Which tokens they have does not matter to memory, but prompts must differ: a micro-batch holds
+    equal ones once. Shuffled minibatches may have another prompt in every row.
+    """
+    tokens = module.sampling.max_new_tokens
+    together = 1 if module.minibatch_size else module.group_size
     ids = [longest.ids[i % len(longest.ids)] for i in range(tokens)]
-    return [Row(longest, i, ids, "", truncated=True, advantage=1.0) for i in range(count)]
+    rows = []
+    for i in range(min(completions, module.micro_batch_size)):
+        number = i // together
+        turn = number % len(longest.ids)
+        prompt = replace(longest, index=number, ids=longest.ids[turn:] + longest.ids[:turn])
+        rows.append(Row(prompt, i, ids, "", truncated=True, advantage=1.0))
+    return micro_batches(rows, module.micro_batch_size, module.micro_batch_tokens)[0]
 
 
 def _score(module: PolicyModule, rows: Sequence[Row]) -> None:
     """Old and reference log-probabilities of one micro-batch, where the run needs them."""
-    reference, size = module._reference, len(rows)
+    reference = module._reference
+    limits = module.micro_batch_size, module.micro_batch_tokens
     if module.updates_per_rollout() > 1 or module.kl_in == "reward":
-        fill_logps(rows, "old_logps", module.scorer, module.model, size)
+        fill_logps(rows, "old_logps", module.scorer, module.model, *limits)
     if reference is not None:
         with reference.scoring() as model:
-            fill_logps(rows, "ref_logps", module.scorer, model, size)
+            fill_logps(rows, "ref_logps", module.scorer, model, *limits)
 
 
 def _differentiate(module: PolicyModule, rows: Sequence[Row], *, several: bool) -> None:
@@ -284,7 +297,11 @@ def _update_settings(module: PolicyModule, rows: int, longest: Prompt) -> list[s
     """What makes an update smaller and is not in use yet; what costs least first."""
     backbone = module.backbone
     choices = [
-        (rows > 1, f"model.micro_batch_size (now {module.micro_batch_size})"),
+        (
+            rows > 1,
+            f"model.micro_batch_size (now {module.micro_batch_size}) or "
+            f"model.micro_batch_tokens (now {module.micro_batch_tokens:,})",
+        ),
         (not backbone.gradient_checkpointing, "model.backbone.gradient_checkpointing: true"),
         (backbone.dtype == "float32", "model.backbone.dtype: bfloat16"),
         (backbone.quantization is None, "model.backbone.quantization: nf4"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any, Literal
@@ -15,12 +15,12 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 import sctom.losses
-from sctom.batch import Prompt, Rollout, Row, split_rows
+from sctom.batch import Prompt, Rollout, Row
 from sctom.data import PromptData
 from sctom.modules.advice import SignalWatch, print_advice
 from sctom.modules.backbone import Backbone, stop_ids, trainable
 from sctom.modules.collect import TRAIN, Collector
-from sctom.modules.fill import fill_rewards
+from sctom.modules.fill import fill_rewards, sample_rows
 from sctom.modules.groups import Truncated, ZeroVariance, silent_share
 from sctom.modules.guard import FiniteGuard
 from sctom.modules.metrics import Means, peak_memory_mib
@@ -39,7 +39,11 @@ from sctom.modules.state import (
     optimizer_name,
     origin,
 )
-from sctom.modules.update import penalty_of, policy_loss, update_metrics
+from sctom.modules.update import (
+    gradient_parts,
+    micro_batch_loss,
+    silent_metrics,
+)
 from sctom.objectives import Objective, Totals
 from sctom.rewards import Reward
 from sctom.rollout import LocalSampler, Sampler, Sampling
@@ -70,7 +74,10 @@ class PolicyModule(L.LightningModule):
         val_samples: completions per validation prompt.
         passes: times each rollout is used.
         minibatch_size: completions per optimiser step on one process; null takes the whole rollout.
-        micro_batch_size: completions per forward and backward pass. Changes memory, not results.
+        micro_batch_size: most completions of a forward and backward pass. Changes memory, not
+            results.
+        micro_batch_tokens: most tokens of a forward and backward pass, in which each prompt counts
+            once; a single completion may have more. Changes memory, not results.
         reference: what the KL penalty refers to: "none", "base" (adapters off), "initial" (frozen
             copy of the starting weights) or "model" (another model, given as reference_model).
         reference_model: the model of reference "model".
@@ -95,6 +102,8 @@ class PolicyModule(L.LightningModule):
             still missing, groups without signal fill the rollout, masked.
         truncated: completions cut off by max_new_tokens: "keep", or "mask" to leave them out of the
             loss and of what it is divided by. They stay in the mean of their group.
+        overlap_rewards: score each group in a thread of its own while others are still sampled;
+            false scores all completions of an iteration in one call, in the main thread.
         memory_probe: run the longest possible batch before the first iteration; null: only on an
             accelerator, since a CPU that runs out of memory kills the process.
         self_check: check sampler, reference, stop tokens, BOS and rewards before the first
@@ -116,6 +125,7 @@ class PolicyModule(L.LightningModule):
         passes: int = 1,
         minibatch_size: int | None = None,
         micro_batch_size: int = 16,
+        micro_batch_tokens: int = 8192,
         reference: ReferenceKind = "none",
         reference_model: Backbone | None = None,
         beta: float = 0.0,
@@ -132,6 +142,7 @@ class PolicyModule(L.LightningModule):
         zero_variance_tolerance: float = 1e-6,
         max_extra_batches: int = 3,
         truncated: Truncated = "keep",
+        overlap_rewards: bool = True,
         memory_probe: bool | None = None,
         self_check: bool = True,
         seed: int | None = None,
@@ -142,6 +153,7 @@ class PolicyModule(L.LightningModule):
         self.backbone = backbone
         self.objective = objective
         self.bound = objective.bind(sctom.losses)
+        self.silent_at_zero = False
         self.rewards = rewards
         self.make_optimizer = optimizer
         self.group_size = group_size
@@ -151,6 +163,7 @@ class PolicyModule(L.LightningModule):
         self.passes = passes
         self.minibatch_size = minibatch_size
         self.micro_batch_size = micro_batch_size
+        self.micro_batch_tokens = micro_batch_tokens
         self.reference_kind: ReferenceKind = reference
         self.reference_backbone = reference_model
         self.beta = beta
@@ -166,6 +179,7 @@ class PolicyModule(L.LightningModule):
         self.zero_variance_tolerance = zero_variance_tolerance
         self.max_extra_batches = max_extra_batches
         self.truncated: Truncated = truncated
+        self.overlap_rewards = overlap_rewards
         self.memory_probe = memory_probe
         self.self_check = self_check
         self.seed = 0 if seed is None else seed
@@ -184,6 +198,7 @@ class PolicyModule(L.LightningModule):
         self._reference: Reference | None = None
         self._configured: list[dict[str, Any]] = []
         self._checked = False
+        self.updates_before = 0  # optimiser steps taken when the rollout was sampled
         self.prepared: PromptData | None = None
 
     def setup(self, stage: str) -> None:
@@ -236,6 +251,7 @@ class PolicyModule(L.LightningModule):
         rollout, metrics = self.rollout(prompts)
         means = Means()
         updating = time.perf_counter()
+        self.updates_before = self.progress.updates
         for number in range(self.passes):
             for rows in self._order(rollout, number).split(self.minibatch_size):
                 self.update(rows, means)
@@ -263,23 +279,20 @@ class PolicyModule(L.LightningModule):
         return Collector(self).collect(prompts)
 
     def complete(
-        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, *address: int
+        self,
+        prompts: Sequence[Prompt],
+        group_size: int,
+        sampling: Sampling,
+        *address: int,
+        finished: Callable[[list[Row]], None] | None = None,
     ) -> list[Row]:
-        """Sample completions of each prompt, in evaluation mode (no dropout)."""
+        """Sample completions of each prompt, in evaluation mode (no dropout).
+
+        `finished` is called with the rows of each prompt as soon as they are complete.
+        """
         self.model.eval()
-        samples = self.sampler.sample(
-            self.model,
-            prompts,
-            group_size=group_size,
-            sampling=sampling,
-            stop_ids=self.stop_ids,
-            address=(self.seed, *address),
-        )
-        texts = self.tokenizer.batch_decode([s.ids for s in samples], skip_special_tokens=True)
-        return [
-            Row(prompts[i // group_size], i % group_size, s.ids, text, s.truncated, s.logps)
-            for i, (s, text) in enumerate(zip(samples, texts, strict=True))
-        ]
+        where = (self.seed, *address)
+        return sample_rows(self, prompts, group_size, sampling, where, finished)
 
     def score_rewards(self, rows: Sequence[Row], group_size: int) -> dict[str, float]:
         """Fill in the rewards of rows; returns what the reward functions logged."""
@@ -296,8 +309,7 @@ class PolicyModule(L.LightningModule):
         assert not isinstance(optimizer, list)
         optimizer.zero_grad()
         finite = True
-        # a rank without anything to count still has to exchange gradients: one row, masked
-        parts = list(split_rows(counted or rows[:1], self.micro_batch_size))
+        parts = gradient_parts(self, rows)
         self.model.train()
         for number, part in enumerate(parts):
             with exchanging_gradients(self.trainer, number + 1 == len(parts)):
@@ -313,21 +325,14 @@ class PolicyModule(L.LightningModule):
             optimizer.step()
         self.guard.record(finite, counted, self)
         self.progress.updates += 1
+        silent_metrics(means, self, counted, parts, totals)
         means.mean("grad_norm", norm)
         means.mean("learning_rate", optimizer.param_groups[0]["lr"])
 
     def loss(self, batch: MicroBatch, totals: Totals, means: Means, number: int) -> Tensor:
         """This micro-batch's share of the step's loss; dropout is drawn from its own address."""
         torch.manual_seed(seed_for(self.seed, DROPOUT, self.progress.updates, number))
-        logps, entropy = self.scorer(self.model, batch)
-        old = logps.detach() if batch.old_logps is None else batch.old_logps
-        penalty = penalty_of(self, logps, old, batch)
-        loss, policy = policy_loss(self.bound, logps, old, batch, totals, self.beta, penalty)
-        if share := int(batch.mask.any(1).sum()) / totals.sequences:
-            update_metrics(means, self.objective, batch, logps.detach(), old, entropy, penalty)
-            means.mean("loss", loss.detach() / share, share)
-            means.mean("policy_loss", policy.detach() / share, share)
-        return loss
+        return micro_batch_loss(self, batch, totals, means)
 
     def updates_per_rollout(self) -> int:
         """Optimiser steps made with one rollout."""

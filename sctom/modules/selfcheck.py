@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,9 +16,10 @@ import torch
 from sctom.batch import Prompt, Row
 from sctom.data.template import render_dialogue
 from sctom.modules.memory_probe import probe_memory, wants_probe
+from sctom.modules.overlap import RewardThread
 from sctom.modules.quantize import coarsest_dtype
+from sctom.modules.ranks import gathered
 from sctom.modules.scoring import collate
-from sctom.rewards import run_rewards
 from sctom.rollout import Sampling
 
 if TYPE_CHECKING:
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
 CHECK = 4
 """Second part of the address of the draws made here, after those of `sctom.modules.policy`."""
 
+AGREEMENT = 2e-4
+"""Largest difference in float32 at which the sampler's log-probabilities are used as the old ones.
+
+Rounding alone gives up to about 5e-5.
+"""
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 COARSE_TOLERANCE = 0.1
 """Allowed mean difference of log-probabilities in bfloat16 and float16.
@@ -149,11 +156,12 @@ def logps_check(module: PolicyModule, rows: Sequence[Row]) -> Check:
     """
     batch = collate(rows, module.device)
     logps, _ = module.scorer(module.model, batch)
-    sampled = torch.zeros_like(batch.mask)
-    for i, row in enumerate(rows):
-        sampled[i, : len(row.ids)] = row.sampler_logps.to(sampled)
-    gaps = (logps - sampled).abs()[batch.mask.bool()]
+    assert batch.sampler_logps is not None
+    gaps = (logps - batch.sampler_logps).abs()[batch.mask.bool()]
     dtype = coarsest_dtype(module.model)
+    if module.progress.sampler_agrees is None:
+        agrees = dtype in TOLERANCE and bool(gaps.max() <= AGREEMENT)
+        module.progress.sampler_agrees = bool(gathered(module, torch.tensor(agrees)).all())
     kind, gap, limit = "largest", float(gaps.max()), TOLERANCE.get(dtype)
     if limit is None:
         kind, gap, limit = "mean", float(gaps.mean()), COARSE_TOLERANCE
@@ -204,15 +212,14 @@ def reward_check(module: PolicyModule, row: Row) -> Check:
     columns = row.prompt.columns
     golden = columns.get("expected_answer", columns.get("answer"))
     text = golden if isinstance(golden, str) else row.text
-    results = run_rewards(
-        module.rewards,
-        prompts=[row.prompt.messages],
-        completions=[[{"role": "assistant", "content": text}]],
-        completion_ids=[module.tokenizer.encode(text, add_special_tokens=False)],
-        columns={name: [value] for name, value in columns.items()},
-        trainer_state=module.progress,
-    )
-    values = {name: v[0] for name, v in results.values.items()}
+    probe = replace(row, text=text, ids=module.tokenizer.encode(text, add_special_tokens=False))
+    with RewardThread(partial(module.score_rewards, group_size=1)) as thread:
+        if module.overlap_rewards:  # in the thread the run will use: some functions cannot
+            thread.submit([probe])
+            thread.results()
+        else:
+            module.score_rewards([probe], 1)
+    values = probe.rewards
     source = "the expected answer" if isinstance(golden, str) else "a sampled completion"
     given = [name for name, v in values.items() if v is not None]
     return Check(

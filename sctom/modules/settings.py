@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
+from torch import Tensor
 
 from sctom.checks import check_choices, check_numbers
 from sctom.data.order import SolveRate
+from sctom.objectives import BoundObjective, Totals
 from sctom.rewards import check_rewards
 
 if TYPE_CHECKING:
@@ -81,7 +83,13 @@ def _check_each(module: PolicyModule) -> None:
     least_one = ("at least 1", 1, math.inf)
     numbers: dict[str, tuple[Any, str, float, float]] = {
         name: (getattr(module, name), *least_one)
-        for name in ("group_size", "micro_batch_size", "passes", "val_samples")
+        for name in (
+            "group_size",
+            "micro_batch_size",
+            "micro_batch_tokens",
+            "passes",
+            "val_samples",
+        )
     }
     numbers["beta"] = (module.beta, "0 or a positive number", 0, LARGEST)
     numbers["warmup_ratio"] = (module.warmup_ratio, "from 0 to 1", 0, 1)
@@ -171,16 +179,46 @@ def prepare(module: PolicyModule, data: PromptData, world_size: int) -> None:
 
 
 def check_objective(module: PolicyModule) -> None:
-    """Let the loss judge its own settings, on one token, before anything is loaded.
+    """Let the loss judge its own settings before anything is loaded, and see what it does at 0.
+
+    Whether rows of advantage 0 have a gradient decides if they have to be differentiated.
 
     Raises:
         ValueError: naming the objective.
     """
-    one = torch.zeros(1, 1)
     try:
-        module.bound.loss(one, one, torch.ones(1), torch.ones(1, 1))
+        module.silent_at_zero = _is_silent_at_zero(module.bound)
     except ValueError as error:
         raise ValueError(f"model.objective {type(module.objective).__name__}: {error}") from error
+
+
+def _is_silent_at_zero(bound: BoundObjective) -> bool:
+    """Whether rows of advantage 0 give neither loss nor gradient, and change nothing for others.
+
+    Tried on ratios inside and far beyond the usual clips. A loss that divides by the tokens of its
+    own micro-batch is not silent: the rows count there.
+    """
+    old = torch.zeros(3, 6, dtype=torch.float64)
+    spread = torch.tensor([-2.0, -0.3, -0.01, 0.02, 0.25, 2.0], dtype=torch.float64)
+    shift = torch.tensor([[0.0], [0.05], [-0.1]], dtype=torch.float64)
+    advantages = torch.tensor([1.0, 0.0, -0.5], dtype=torch.float64)
+
+    def loss_of(rows: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        logps = (spread + shift[rows]).requires_grad_()
+        mask = torch.ones_like(logps)
+        losses = bound.loss(logps, old[rows], advantages[rows], mask)
+        total = bound.reduce(losses, mask, Totals(18.0, 3.0, 6))
+        gradient = torch.autograd.grad(total, logps)[0] if total.requires_grad else mask
+        return losses.detach(), gradient, total.detach()
+
+    everything, without = loss_of([0, 1, 2]), loss_of([0, 2])
+    whole, gradient, total = everything
+    silent = not bool(whole[1].any()) and not bool(gradient[1].any())
+    same = all(
+        torch.allclose(a, b, rtol=1e-9, atol=0)
+        for a, b in zip((whole[[0, 2]], gradient[[0, 2]], total), without, strict=True)
+    )
+    return silent and same
 
 
 def check_trainer(trainer: L.Trainer, iterations: int) -> None:

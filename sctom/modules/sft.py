@@ -16,7 +16,7 @@ from sctom.data.dialogues import DialogueBatch
 from sctom.losses import nll_loss, token_logps, token_mean
 from sctom.modules.backbone import Backbone, save_backbone, trainable
 from sctom.modules.schedule import ScheduleName, learning_rate_factor
-from sctom.modules.scoring import MicroBatch, Scorer
+from sctom.modules.scoring import Padded, Scorer
 from sctom.modules.state import check_same_model, keep_trained
 from sctom.rollout.causal import causal_model
 from sctom.seeds import seed_for
@@ -113,7 +113,7 @@ class SFTModule(L.LightningModule):
         torch.manual_seed(
             seed_for(self.seed, self.global_rank, self.trainer.current_epoch, batch_idx)
         )
-        logps, entropy = self.scorer(self.model, _micro_batch(batch))
+        logps, entropy = self.scorer.padded(self.model, _rows(batch), batch.targets)
         losses = nll_loss(logps, batch.mask)
         self.log_dict(
             {
@@ -162,16 +162,6 @@ class SFTModule(L.LightningModule):
         check_same_model(self, self.backbone, checkpoint)
 
 
-def _micro_batch(batch: DialogueBatch) -> MicroBatch:
-    """The batch as what a Scorer reads; there are no advantages here."""
-    return MicroBatch(
-        input_ids=batch.input_ids,
-        attention_mask=batch.attention_mask,
-        position_ids=batch.position_ids,
-        sources=batch.sources,
-        targets=batch.targets,
-        mask=batch.mask,
-        advantages=batch.mask.new_zeros(len(batch.mask)),
-        old_logps=None,
-        ref_logps=None,
-    )
+def _rows(batch: DialogueBatch) -> Padded:
+    """The batch as what a Scorer reads."""
+    return Padded(batch.input_ids, batch.attention_mask, batch.position_ids, batch.sources)

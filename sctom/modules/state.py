@@ -27,6 +27,12 @@ class Progress:
     """Of those, the last ones without a good one between."""
     num_tokens: int = 0
     """Prompt and completion tokens seen, over all ranks."""
+    sampler_agrees: bool | None = None
+    """Whether the self-check found the sampler's log-probabilities equal to the trainer's.
+
+    They then serve as those of the old policy. Found once for a run, so that resuming it does not
+    change its arithmetic; None before, or without self-checks.
+    """
 
     @property
     def global_step(self) -> int:

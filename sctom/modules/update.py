@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sctom import losses
+from sctom.batch import Row, micro_batches
 from sctom.modules.metrics import Means
 from sctom.modules.scoring import MicroBatch
 from sctom.objectives import BoundObjective, Objective, Totals
 
 if TYPE_CHECKING:
     from sctom.modules.policy import PolicyModule
+
+
+def micro_batch_loss(
+    module: PolicyModule, batch: MicroBatch, totals: Totals, means: Means
+) -> Tensor:
+    """A micro-batch's share of the loss of its optimiser step; the numbers about it go to means."""
+    logps, entropy = module.scorer(module.model, batch)
+    old = logps.detach() if batch.old_logps is None else batch.old_logps
+    penalty = penalty_of(module, logps, old, batch)
+    loss, policy = policy_loss(module.bound, logps, old, batch, totals, module.beta, penalty)
+    if share := int(batch.mask.any(1).sum()) / totals.sequences:
+        update_metrics(means, module.objective, batch, logps.detach(), old, entropy, penalty)
+        means.mean("loss", loss.detach() / share, share)
+        means.mean("policy_loss", policy.detach() / share, share)
+        if module.updates_before == module.progress.updates:
+            mismatch_metrics(means, batch, logps.detach())
+    return loss
 
 
 def penalty_of(
@@ -64,6 +83,52 @@ def policy_loss(
     if penalty is None or beta == 0.0:
         return policy, policy
     return bound.reduce(per_token + beta * penalty, batch.mask, totals), policy
+
+
+def needs_gradient(module: PolicyModule, row: Row) -> bool:
+    """Whether a row that counts can have a gradient.
+
+    With advantage 0 it has none, if the loss is one that scales with the advantage (measured by
+    `sctom.modules.settings.check_objective`) and no KL penalty pulls on it.
+    """
+    penalised = module._reference is not None and module.kl_in == "loss"
+    return row.advantage != 0.0 or penalised or not module.silent_at_zero
+
+
+def gradient_parts(module: PolicyModule, rows: Sequence[Row]) -> list[list[Row]]:
+    """The micro-batches of an update: of the rows that can have a gradient.
+
+    Where there are none, one row gives the gradient of 0 that ranks have to exchange, and by which
+    momentum goes on.
+    """
+    counted = [row for row in rows if row.counted]
+    parts = [row for row in counted if needs_gradient(module, row)] or (counted or rows)[:1]
+    return micro_batches(parts, module.micro_batch_size, module.micro_batch_tokens)
+
+
+def silent_metrics(
+    means: Means,
+    module: PolicyModule,
+    counted: Sequence[Row],
+    parts: Sequence[Sequence[Row]],
+    totals: Totals,
+) -> None:
+    """Account for the rows that were left out of an update because they have no gradient."""
+    left_out = (len(counted) - sum(map(len, parts))) / totals.sequences
+    for name in ("loss", "policy_loss"):  # theirs is 0
+        means.mean(name, 0.0, left_out)
+    silent = sum(not needs_gradient(module, row) for row in counted)
+    means.mean("update/silent_frac", silent / max(len(counted), 1))
+
+
+@torch.no_grad()
+def mismatch_metrics(means: Means, batch: MicroBatch, logps: Tensor) -> None:
+    """How far the sampler's log-probabilities are from the trainer's, under the same weights."""
+    if batch.sampler_logps is None:
+        return
+    gaps = (logps - batch.sampler_logps).abs()[batch.mask.bool()]
+    means.mean("sampling/sampling_logp_difference/mean", gaps.mean(), len(gaps))
+    means.high("sampling/sampling_logp_difference/max", gaps.max())
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,6 +68,10 @@ class Sample:
     """The limit was reached without a stop token."""
 
 
+Finished = Callable[[int, list[Sample]], None]
+"""Called with the number of a prompt and its completions."""
+
+
 class Sampler(Protocol):
     """Draws completions from a model."""
 
@@ -80,10 +84,25 @@ class Sampler(Protocol):
         sampling: Sampling,
         stop_ids: frozenset[int],
         address: tuple[int, ...],
+        finished: Finished | None = None,
     ) -> list[Sample]:
         """Draw `group_size` completions of each prompt, prompt by prompt.
 
         The draw for one token depends on (address, prompt.index, sample, position) and on nothing
         else.
+
+        Args:
+            model: a causal language model in evaluation mode.
+            prompts: what is completed.
+            group_size: completions of each prompt.
+            sampling: how they are drawn.
+            stop_ids: tokens that end a completion.
+            address: where in the run this is.
+            finished: called once for each prompt, with its place in `prompts` and its completions,
+                as soon as the last of them is complete, in the order in which that happens; what
+                it does is done before sampling goes on.
+
+        Returns:
+            All completions, prompt by prompt.
         """
         ...

@@ -155,8 +155,9 @@ def test_micro_batches_change_nothing(tiny_model, tiny_prompts, tmp_path, zero_v
         run(module, tiny_prompts, tmp_path)
         weights.append(trained(module))
     assert (weights[0] - untrained(tiny_model)).abs().max() > WEIGHTS
-    torch.testing.assert_close(weights[1], weights[0], rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(weights[2], weights[0], rtol=1e-4, atol=1e-6)
+    # Adam divides by the size of a gradient, and so makes rounding in small ones visible
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(weights[2], weights[0], rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("zero_variance", ["mask", "resample"])

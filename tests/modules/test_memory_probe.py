@@ -230,9 +230,10 @@ def test_gradients_and_optimiser_state_are_in_memory_during_the_update(probed):
         parameters = [p for p in module.model.parameters() if p.requires_grad]
         make, loss = torch.empty, module.loss
 
-        def empty(size, **arguments):
-            seen.setdefault("state", []).append(size)
-            return make(size, **arguments)
+        def empty(*sizes, **arguments):
+            if arguments.get("dtype") == torch.uint8:
+                seen.setdefault("state", []).append(sizes[0])
+            return make(*sizes, **arguments)
 
         def noted(*arguments):
             seen["weights"] = [p.nbytes for p in parameters]
@@ -415,7 +416,17 @@ LORA = "model.backbone.lora_rank: 16 instead of training all weights"
 @pytest.mark.parametrize(
     ("settings", "backbone", "rows", "remedies"),
     [
-        ({}, {}, 12, ["model.micro_batch_size (now 16)", CHECKPOINTING, DTYPE, NF4]),
+        (
+            {},
+            {},
+            12,
+            [
+                "model.micro_batch_size (now 16) or model.micro_batch_tokens (now 8,192)",
+                CHECKPOINTING,
+                DTYPE,
+                NF4,
+            ],
+        ),
         ({"micro_batch_size": 1}, {"dtype": "bfloat16"}, 1, [CHECKPOINTING, NF4]),
         (
             {"micro_batch_size": 1, "lora_rank": 0},
@@ -500,7 +511,7 @@ def attempt(prompts, **settings):
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 attempt(1)
-attempt(512, micro_batch_size=2048)
+attempt(512, micro_batch_size=2048, micro_batch_tokens=10**6)
 attempt(1, group_size=32768)
 """
 
@@ -529,7 +540,11 @@ def test_a_cpu_that_really_runs_out(tiny_model, tiny_prompts, tmp_path):
     assert fits == "RESULT trained"
     allocator = r"\(.*DefaultCPUAllocator: can't allocate memory: you tried to allocate \d+ bytes"
     for result, phase, first in (
-        (update, "update of 2,048 rows", r"model\.micro_batch_size \(now 2048\)"),
+        (
+            update,
+            "update of 2,048 rows",
+            r"model\.micro_batch_size \(now 2048\) or model\.micro_batch_tokens \(now 1,000,000\)",
+        ),
         (sampling, "sampling of 32,768 rows", r"model\.group_size"),
     ):
         wanted = rf"{phase} x 65 tokens {allocator}.*; lower in this order: {first}, model\."

@@ -7,9 +7,9 @@ import lightning as L
 import pytest
 import torch
 
-from sctom.batch import Prompt, Row, split_rows
+from sctom.batch import Prompt, Row, micro_batches
 from sctom.data import PromptData
-from sctom.modules import Backbone, PolicyModule
+from sctom.modules import Backbone, PolicyModule, scoring
 from sctom.modules.metrics import Means
 from sctom.modules.scoring import Scorer, collate
 from sctom.objectives import CISPO, GRPO, RLOO, DrGRPO
@@ -143,7 +143,7 @@ def test_scorer_falls_back_where_the_head_is_not_alone(
     rows = module.complete(module.trainer.datamodule.train_prompts[:2], 2, module.sampling, 0, 9)
     batch = collate(rows, module.device)
     lean, lean_entropy = Scorer(0.9)(module.model, batch)
-    monkeypatch.setattr(Scorer, "_head_gives_the_logits", staticmethod(lambda model, batch: False))
+    monkeypatch.setattr(scoring, "_head_gives_the_logits", lambda model, ids: False)
     whole, whole_entropy = Scorer(0.9)(module.model, batch)
     keep = batch.mask.bool()
     torch.testing.assert_close(lean[keep], whole[keep], rtol=1e-4, atol=1e-5)
@@ -360,12 +360,12 @@ def test_means_weigh_by_tokens():
     assert means.result() == {"kl": 2.0, "low": 1.0}
 
 
-def test_split_rows_keeps_every_row(tiny_model, tiny_prompts, tmp_path, spread):
+def test_micro_batches_keep_every_row(tiny_model, tiny_prompts, tmp_path, spread):
     module = make_module(tiny_model, rewards=[spread])
     run(module, tiny_prompts, tmp_path)
     rows = module.last_rollout.rows
-    parts = [list(part) for part in split_rows(rows, 5)]
-    assert [len(p) for p in parts] == [5, 5, 2]
+    parts = micro_batches(rows, 5, 8192)
+    assert [len(p) for p in parts] == [4, 4, 4]
     assert sorted(id(r) for part in parts for r in part) == sorted(id(r) for r in rows)
 
 

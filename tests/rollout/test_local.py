@@ -9,7 +9,8 @@ from sctom.modules import Backbone
 from sctom.modules.backbone import stop_ids
 from sctom.rollout import LocalSampler, Sampling
 from sctom.rollout.causal import pad
-from sctom.rollout.local import draw, kept_probabilities
+from sctom.rollout.draw import draw, kept_probabilities, next_tokens
+from sctom.seeds import keys_for
 
 STOP = frozenset({2})
 
@@ -106,6 +107,7 @@ def test_draw_never_picks_a_token_without_mass():
 
 # softmax of log p is p: p = (0.5, 0.3, 0.15, 0.05)
 LOGITS = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+KEYS = keys_for(1, np.arange(50))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ LOGITS = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     ],
 )
 def test_kept_probabilities(settings, kept):
-    result = kept_probabilities(LOGITS, Sampling(**settings))
+    result = kept_probabilities(LOGITS.softmax(-1), Sampling(**settings))
     torch.testing.assert_close(
         result, torch.tensor([kept], dtype=torch.float32), rtol=1e-5, atol=1e-6
     )
@@ -134,7 +136,35 @@ def test_kept_probabilities(settings, kept):
 def test_temperature_divides_the_logits():
     # p^2 normalised: 0.25, 0.09, 0.0225, 0.0025 over 0.365
     expected = torch.tensor([[0.25, 0.09, 0.0225, 0.0025]]) / 0.365
-    torch.testing.assert_close(kept_probabilities(LOGITS, Sampling(temperature=0.5)), expected)
+    tokens, logps = next_tokens(LOGITS.expand(50, 4), KEYS, 0, Sampling(temperature=0.5))
+    assert set(tokens.tolist()) == {0, 1, 2}
+    torch.testing.assert_close(logps.exp(), expected[0, tokens])
+
+
+def test_greedy_is_scored_at_temperature_one():
+    tokens, logps = next_tokens(LOGITS.expand(50, 4), KEYS, 0, Sampling(temperature=0.0))
+    assert tokens.tolist() == [0] * 50
+    torch.testing.assert_close(logps.exp(), torch.full((50,), 0.5))
+
+
+@pytest.mark.parametrize("vocabulary", [1, 63, 64, 65, 1000])
+def test_draw_is_the_first_token_above_the_target(vocabulary):
+    generator = torch.Generator().manual_seed(vocabulary)
+    mass = torch.rand(300, vocabulary, generator=generator) ** 4
+    mass[:, 1:] *= torch.rand(300, vocabulary - 1, generator=generator) > 0.4
+    uniform = torch.rand(300, dtype=torch.float64, generator=generator)
+    uniform[:2] = torch.tensor([2.0**-53, 1.0 - 2.0**-53])
+    ends = mass.double().cumsum(-1)
+    expected = (ends > uniform[:, None] * ends[:, -1:]).int().argmax(-1)
+    tokens = draw(mass, uniform)
+    assert torch.equal(tokens[2:], expected[2:])
+    assert (mass[torch.arange(300), tokens] > 0).all()
+    assert tokens[0] == 0 and (mass[1, tokens[1] + 1 :] == 0).all()
+
+
+def test_numbers_that_are_none_are_not_hidden():
+    _, logps = next_tokens(torch.full((50, 70), torch.nan), KEYS, 0, Sampling())
+    assert logps.isnan().all()
 
 
 @pytest.mark.parametrize(

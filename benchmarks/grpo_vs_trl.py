@@ -1,0 +1,186 @@
+"""A whole GRPO step beside TRL's, in one run: speed of every phase, and peak memory.
+
+    python -m benchmarks.grpo_vs_trl --model tiny --beta 0.04 --json runs/bench/grpo-tiny-kl.json
+    python -m benchmarks.grpo_vs_trl --quick
+
+Measured: completion tokens per second of the step and of generation, seconds of every phase
+(generate, reference, forward, backward, optimiser, rest), and the largest memory of the process
+above what it holds when training starts. Each side of each round is a process of its own; rounds
+alternate in order; a round in which threads waited for a core is discarded, and the result says how
+many were kept. Same model, prompts, stop rule, reward, loss and optimiser on both sides
+(`benchmarks.workload`); TRL runs once with all completions in one micro-batch and once with
+micro-batches of 8, and speed is compared with the faster of the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import comparison, measure, workload
+from benchmarks.comparison import OURS, Summary
+from benchmarks.processes import SideFailed, run_side
+from benchmarks.workload import Work
+
+PACKAGES = ("torch", "transformers", "peft", "lightning", "trl")
+Round = dict[str, dict[str, Any]]
+
+
+def peer_name(micro_batch: int) -> str:
+    """The column of TRL with micro-batches of this size."""
+    return f"TRL, {micro_batch} rows"
+
+
+def sides_of(work: Work, micro_batches: Sequence[int]) -> dict[str, tuple[str, Work]]:
+    """Name -> (side, its work)."""
+    peers = {peer_name(m): ("trl", replace(work, micro_batch=m)) for m in micro_batches}
+    return {**peers, OURS: ("ours", work)}
+
+
+def measure_rounds(
+    sides: dict[str, tuple[str, Work]], prompts: Path, rounds: int
+) -> tuple[list[Round], dict[str, str]]:
+    """Run all sides in turn; a side that fails is told and left out from then on.
+
+    Returns:
+        The rounds, and what the sides said that failed.
+    """
+    measured: list[Round] = []
+    failed: dict[str, str] = {}
+    for number in range(rounds):
+        order = list(sides) if number % 2 == 0 else list(reversed(sides))
+        results: Round = {}
+        for name in order:
+            if name in failed:
+                continue
+            try:
+                results[name] = run_side(*sides[name], prompts)
+            except SideFailed as error:
+                if name == OURS:
+                    raise
+                failed[name] = str(error)
+                print(f"round {number + 1}: {name} failed and is left out: {error}", flush=True)
+                continue
+            print(f"round {number + 1}: {name}: {_brief(results[name])}", flush=True)
+        measured.append(results)
+    return [{n: run for n, run in r.items() if n not in failed} for r in measured], failed
+
+
+def _brief(run: dict[str, Any]) -> str:
+    summary = comparison.summarise("", [run])
+    stall = "unknown" if run["stall"] is None else f"{run['stall']:.0%}"
+    return (
+        f"{summary.seconds['step']:.2f} s a step, {summary.step_rate:.0f} tokens/s, "
+        f"{summary.peak_mib:.0f} MiB above the model, {stall} of the time waiting for a core"
+    )
+
+
+def report(record: dict[str, Any]) -> str:
+    """The whole result as Markdown."""
+    work = Work.from_json(json.dumps(record["work"]))
+    rounds: list[Round] = record["rounds"]
+    kept = comparison.kept_rounds(rounds, record["max_stall"])
+    quiet = sum(not comparison.disturbed(runs, record["max_stall"]) for runs in rounds)
+    peers: dict[int, Summary] = {}
+    for micro_batch in record["trl_micro"]:
+        if (name := peer_name(micro_batch)) in kept[0]:
+            peers[micro_batch] = comparison.summarise(name, [runs[name] for runs in kept])
+    ours = comparison.summarise(OURS, [runs[OURS] for runs in kept])
+    lines = [
+        f"{work.model}, beta {work.beta:g}, {'bfloat16' if work.bf16 else 'float32'}, "
+        f"{work.prompts} prompts of {work.prompt_tokens[0]} to {work.prompt_tokens[1]} tokens x "
+        f"{work.group_size} completions of up to {work.max_new}. "
+        + measure.provenance(record, work.threads)
+        + "\n",
+        comparison.comparison_table(ours, list(peers.values())),
+        comparison.noise([*peers.values(), ours], len(kept), len(rounds)),
+    ]
+    if not quiet:
+        lines.append("No round was quiet: these numbers are of a disturbed machine.")
+    lines += [
+        f"{name} did not finish: {said.splitlines()[0]}" for name, said in record["failed"].items()
+    ]
+    if peers and not work.bf16:
+        found = comparison.targets(ours, peers, model=work.model, rows=work.rows)
+        lines += ["", comparison.targets_table(found)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def block_name(work: Work) -> str:
+    """The place of the result in docs/performance.md."""
+    return f"grpo-{work.model}-{'kl' if work.beta else 'plain'}{'-bf16' if work.bf16 else ''}"
+
+
+def arguments_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", choices=workload.MODELS, default="tiny")
+    parser.add_argument("--beta", type=float, default=0.0)
+    parser.add_argument("--steps", type=int, default=5, help="measured steps of a process")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--trl-micro", type=int, nargs="*", default=[32, 8])
+    parser.add_argument("--bf16", action="store_true", help="both sides in bfloat16")
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--max-new", type=int, default=workload.LENGTH_LIMIT)
+    parser.add_argument("--prompt-tokens", type=int, nargs=2, default=[100, 300])
+    parser.add_argument("--micro-batch", type=int, default=8, help="of our side")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--max-stall", type=float, default=0.1, help="above it, a round is discarded"
+    )
+    parser.add_argument("--quick", action="store_true", help="one short step, one round")
+    parser.add_argument("--json", type=Path, help="where the result is written")
+    return parser.parse_args(arguments)
+
+
+def work_of(options: argparse.Namespace) -> Work:
+    """What our side does."""
+    low, high = options.prompt_tokens
+    work = Work(
+        model=options.model,
+        beta=options.beta,
+        steps=options.steps,
+        prompts=options.prompts,
+        group_size=options.group_size,
+        max_new=options.max_new,
+        prompt_tokens=(low, high),
+        micro_batch=options.micro_batch,
+        bf16=options.bf16,
+        threads=options.threads,
+    )
+    return workload.quick(work) if options.quick else work
+
+
+def main() -> None:
+    """Measure, print, write."""
+    options = arguments_of()
+    work = work_of(options)
+    micro_batches = options.trl_micro[-1:] if options.quick else options.trl_micro
+    with tempfile.TemporaryDirectory() as folder:
+        prompts = workload.write_prompts(work, Path(folder) / "prompts.jsonl")
+        sides = sides_of(work, micro_batches)
+        rounds, failed = measure_rounds(sides, prompts, 1 if options.quick else options.rounds)
+    record = {
+        "benchmark": "grpo_vs_trl",
+        "machine": measure.machine(),
+        "versions": measure.versions(*PACKAGES),
+        "work": asdict(work),
+        "trl_micro": micro_batches,
+        "max_stall": options.max_stall,
+        "rounds": rounds,
+        "failed": failed,
+    }
+    text = report(record)
+    print(f"\n{text}")
+    if options.json:
+        measure.write_record(options.json, record, {block_name(work): text})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""Linear layers while sampling: adapters merged, weights laid out for the processor, siblings as one.
+
+A decoding step multiplies few rows by every weight, so what counts is how fast weights are read and
+how many products there are. For the time of sampling each linear layer gets a `forward` of its own
+that computes with a copy of its weight:
+
+- LoRA is merged into the copy: one product and not three. The weights that are trained are not
+  touched, so nothing has to be undone and no rounding is left behind.
+- On CPU the copy is packed (`sctom.packed_linear`).
+- Layers of one module that read the same tensor (queries, keys and values; the gate and its
+  partner) are one product. The first of them computes all, the others hand out their part if they
+  are called with the very same tensor, unchanged; if not, they compute anew, so it is exact
+  whatever the model does.
+
+What would not stay exact is left alone. In less than float32 rounding would swallow adapters, so
+there the layer under them is packed and they compute on. Layers that are quantised, sharded, hooked
+or of an unknown kind stay as they are. The head computes in float32 whatever its dtype, as that of
+the trainer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sctom.packed_linear import PackedLinear
+from sctom.rollout.causal import head
+from sctom.rollout.forwards import Forward, is_untouched, replaced_forwards
+
+_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Children of one module that most models call with the same tensor, in this order."""
+
+_BLOCK_ROWS = 16384
+"""Rows of a head that are widened at a time where no copy of it is kept."""
+
+
+@contextmanager
+def merged_linears(model: nn.Module, *, rows: int) -> Iterator[None]:
+    """Let linear layers compute with merged, packed copies of their weights.
+
+    Args:
+        model: a causal language model in evaluation mode, with or without adapters. Its modules are
+            as before when the context ends, by an exception too; its weights never change.
+        rows: tokens of a usual call.
+    """
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    last = head(model)
+
+    def visit(module: nn.Module) -> None:
+        if isinstance(module, AuxiliaryTrainingWrapper):
+            return  # holds several layers and chooses on each call
+        for layers in _siblings(module):
+            if not install(layers):
+                for layer in layers:
+                    if len(layers) == 1 or not install([layer]):
+                        visit(layer)
+
+    def install(layers: Sequence[nn.Module]) -> bool:
+        forwards = _forwards(layers, rows, wide=layers[0] is last)
+        for layer, forward in zip(layers, forwards, strict=False):
+            replace(layer, forward)
+        return bool(forwards)
+
+    with replaced_forwards() as replace, torch.no_grad():
+        visit(model)
+        yield
+
+
+@contextmanager
+def wide_head(model: nn.Module) -> Iterator[None]:
+    """Let a head in less than float32, or under autocast, compute in float32, as the trainer's does.
+
+    No copy of it is kept. A head that is no plain linear layer stays as it is.
+
+    Args:
+        model: a causal language model.
+    """
+    layer = head(model)
+    with replaced_forwards() as replace:
+        if type(layer) is nn.Linear and is_untouched(layer) and _is_low(_dtype(layer.weight)):
+            replace(layer, _wide(layer.weight.detach(), layer.bias))
+        yield
+
+
+def _wide(weight: Tensor, bias: Tensor | None) -> Forward:
+    def forward(x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            parts = [x.float() @ block.float().T for block in weight.split(_BLOCK_ROWS)]
+        logits = torch.cat(parts, -1)
+        return logits if bias is None else logits + bias
+
+    return forward
+
+
+def _siblings(module: nn.Module) -> Iterator[list[nn.Module]]:
+    """The children of a module, those together that read the same."""
+    children = dict(module.named_children())
+    for names in _TOGETHER:
+        if all(name in children for name in names):
+            yield [children.pop(name) for name in names]
+    for child in children.values():
+        yield [child]
+
+
+def _forwards(layers: Sequence[nn.Module], rows: int, *, wide: bool) -> list[Forward]:
+    """Ways to compute layers that may read the same; none where that cannot be done for all."""
+    found = [_linear(layer, wide=wide) for layer in layers]
+    linears = [linear for linear in found if linear is not None]
+    if len(linears) < len(found) or len({weight.dtype for weight, _ in linears}) > 1:
+        return []
+    biases = [bias for _, bias in linears if bias is not None]
+    if biases and len(biases) < len(linears):
+        return []
+    weight = torch.cat([w for w, _ in linears]) if len(linears) > 1 else linears[0][0]
+    bias = torch.cat(biases) if biases else None
+    product = PackedLinear(weight, bias, rows=rows)
+    if len(layers) == 1:
+        return [lambda x: product(x.to(product.dtype))]
+    return _Together(product, [len(w) for w, _ in linears]).forwards()
+
+
+class _Together:
+    """Layers that read the same, as one product."""
+
+    def __init__(self, product: PackedLinear, sizes: list[int]) -> None:
+        self._product = product
+        self._sizes = sizes
+        self._parts: tuple[Tensor, ...] = ()
+        self._input: tuple[Tensor, int] | None = None
+
+    def forwards(self) -> list[Forward]:
+        """One for each layer."""
+        return [self._forward(number) for number in range(len(self._sizes))]
+
+    def _forward(self, number: int) -> Forward:
+        def forward(x: Tensor) -> Tensor:
+            known = self._input
+            if known is None or known[0] is not x or known[1] != x._version:
+                self._parts = self._product(x.to(self._product.dtype)).split(self._sizes, -1)
+                self._input = (x, x._version)
+            part = self._parts[number]
+            if number == len(self._sizes) - 1:
+                self._parts, self._input = (), None
+            return part
+
+        return forward
+
+
+def _linear(layer: nn.Module, *, wide: bool) -> tuple[Tensor, Tensor | None] | None:
+    """Weight [out, in] and bias by which a layer computes; None where it is to be left alone."""
+    from peft.tuners.lora.layer import Linear as LoraLinear
+    from transformers.pytorch_utils import Conv1D
+
+    base = layer.base_layer if type(layer) is LoraLinear else layer
+    assert isinstance(base, nn.Module)
+    if type(base) not in (nn.Linear, Conv1D) or not is_untouched(base) or not is_untouched(layer):
+        return None
+    weight, bias = base.weight, base.bias
+    assert isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))
+    dtype = torch.promote_types(weight.dtype, torch.float32) if wide else _dtype(weight)
+    weight, bias = weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype)
+    if type(layer) is LoraLinear and layer.disable_adapters and layer.merged:
+        return None  # the layer takes its adapters out of its base layer when it is called
+    if type(layer) is LoraLinear and (adapters := _adapters(layer)):
+        if _is_low(dtype) or not _merges(layer, adapters):
+            return None
+        weight, bias = _merged(layer, adapters, weight, bias)
+    return (weight.T if type(base) is Conv1D else weight), bias
+
+
+def _dtype(weight: Tensor) -> torch.dtype:
+    """What products with a weight are computed in."""
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
+def _is_low(dtype: torch.dtype) -> bool:
+    return dtype not in (torch.float32, torch.float64)
+
+
+def _adapters(layer: Any) -> list[str]:
+    """The adapters that a LoRA layer would compute on top of its base layer."""
+    if layer.disable_adapters or layer.merged:
+        return []
+    return [name for name in layer.active_adapters if name in layer.lora_A]
+
+
+def _merges(layer: Any, adapters: Sequence[str]) -> bool:
+    """Whether what they compute is one product."""
+    from peft.tuners.lora.variants import DoraLinearVariant
+
+    variants = [layer.lora_variant[name] for name in adapters if name in layer.lora_variant]
+    plain = not variants or (len(adapters) == 1 and type(variants[0]) is DoraLinearVariant)
+    return plain
+
+
+def _merged(
+    layer: Any, adapters: Sequence[str], weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias with adapters, by PEFT's own arithmetic."""
+    for name in adapters:
+        if name in layer.lora_variant:
+            weight = layer.lora_variant[name].merge_safe(layer, name, weight)
+            layer._cache_pop(f"{name}-weight_norm")  # kept for undoing a merge of the weight itself
+        else:
+            weight = weight + layer.get_delta_weight(name)
+        if layer.lora_bias[name]:
+            added = layer.lora_B[name].bias * layer.scaling[name]
+            bias = added if bias is None else bias + added
+    return weight, bias

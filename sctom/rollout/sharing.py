@@ -1,0 +1,134 @@
+"""Which models can be run on packed rows: measured on the model itself, not guessed from its name.
+
+Packed rows (see `sctom.rollout.packing`) are exact for a decoder whose tokens meet in attention
+only, if its attention can be exchanged and asks for nothing a layout does not compute. A model for
+which that fails is run on padded rows, with a notice that says why.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+import torch
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor, nn
+
+from sctom.rollout.attention import UnsupportedAttentionError, let_layouts_attend, run_packed
+from sctom.rollout.causal import causal_model
+from sctom.rollout.packing import Packed, pack
+
+
+@dataclass(frozen=True)
+class _Finding:
+    reason: str | None
+    """Why the model has to be run on padded rows, whatever their length."""
+    window: int | None = None
+    """The most tokens a sequence may have."""
+
+
+_FOUND: WeakKeyDictionary[nn.Module, _Finding] = WeakKeyDictionary()
+_TOLD: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+
+
+def why_plain(model: nn.Module, longest: int) -> str | None:
+    """Why sequences have to be run on padded rows; None where packed rows give the same.
+
+    The first call for a model runs it on a few tokens both ways.
+
+    Args:
+        model: a causal language model, with or without adapters.
+        longest: tokens of the longest sequence that will be run.
+    """
+    causal = causal_model(model)
+    if causal not in _FOUND:
+        _FOUND[causal] = _look(causal)
+    found = _FOUND[causal]
+    if found.reason is None and found.window is not None and longest > found.window:
+        return (
+            f"it attends to the last {found.window} tokens only, and sequences of {longest} tokens "
+            "may come"
+        )
+    return found.reason
+
+
+def shares_prefixes(model: nn.Module, longest: int) -> bool:
+    """Whether packed rows can be used; where they cannot, says why, once for each model.
+
+    Args:
+        model: see `why_plain`.
+        longest: see `why_plain`.
+    """
+    reason = why_plain(model, longest)
+    if reason is None:
+        return True
+    told = _TOLD.setdefault(causal_model(model), set())
+    if reason not in told:
+        told.add(reason)
+        _say(f"{type(causal_model(model)).__name__} runs on padded rows, which is slower: {reason}")
+    return False
+
+
+@torch.no_grad()
+def _look(causal: nn.Module) -> _Finding:
+    if (reason := let_layouts_attend(causal)) is not None:
+        return _Finding(reason)
+    modes = [(layer, layer.training) for layer in causal.modules()]
+    causal.eval()  # dropout would set the two ways apart
+    try:
+        return _compare(causal)
+    except UnsupportedAttentionError as error:
+        return _Finding(str(error))
+    finally:
+        for layer, training in modes:
+            layer.training = training
+
+
+def _compare(causal: nn.Module) -> _Finding:
+    """Run a few tokens both ways."""
+    device = next(causal.parameters()).device
+    sequences = [([1, 2, 3], [4, 5, 6]), ([1, 2, 3], [7, 8]), ([2, 5], [3, 1, 2, 4])]
+    row = pack(sequences, device, whole=True)
+    packed = _logits(causal, row)[row.sources]
+    plain = torch.cat([_plain_logits(causal, *sequence, device) for sequence in sequences])
+    gap, spread = (packed - plain).abs(), float(plain.std())
+    exact = plain.dtype in (torch.float32, torch.float64) and _is_wide(causal)
+    found = float(gap.max()) if exact else float(gap.mean())
+    limit = (1e-4 if exact else 0.1) * spread
+    if not found <= limit:
+        return _Finding(
+            f"its logits on packed rows differ by {found:.2g} from those on padded ones (limit "
+            f"{limit:.2g}): its tokens meet elsewhere than in attention"
+        )
+    try:
+        _logits(causal, replace(row, longest=sys.maxsize))
+    except UnsupportedAttentionError as error:
+        return _Finding(None, error.window)
+    kinds = set(getattr(causal.config, "layer_types", None) or []) - {"full_attention"}
+    if kinds:
+        return _Finding(f"some of its layers are of the kinds {', '.join(sorted(kinds))}")
+    return _Finding(None)
+
+
+def _is_wide(causal: nn.Module) -> bool:
+    return all(p.dtype in (torch.float32, torch.float64) for p in causal.parameters())
+
+
+def _logits(causal: nn.Module, row: Packed) -> Tensor:
+    logits: Tensor = run_packed(causal, row.ids, row.positions, row).logits[0]
+    return logits.float()
+
+
+def _plain_logits(
+    causal: nn.Module, prefix: list[int], continuation: list[int], device: torch.device
+) -> Tensor:
+    """Logits of the tokens that predict a continuation, of the sequence run alone."""
+    ids = torch.tensor([prefix + continuation], device=device)
+    logits: Tensor = causal(input_ids=ids, use_cache=False).logits[0]
+    return logits[len(prefix) - 1 : -1].float()
+
+
+@rank_zero_only
+def _say(line: str) -> None:
+    print(line, flush=True)
