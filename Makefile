@@ -78,7 +78,7 @@ bench: $(BENCH_READY) $(SMOLLM2)/config.json
 	for beta in 0 0.04; do \
 	  $(BENCH).grpo_vs_trl --model tiny --beta $$beta --json $(BENCH_OUT)/grpo-tiny-$$beta.json || exit 1; \
 	  $(BENCH).grpo_vs_trl --model tiny --beta $$beta --bf16 --json $(BENCH_OUT)/grpo-tiny-$$beta-bf16.json || exit 1; \
-	  $(BENCH).grpo_vs_trl --model smollm2 --beta $$beta --rounds 1 --trl-micro 8 \
+	  $(BENCH).grpo_vs_trl --model smollm2 --beta $$beta --steps 3 --rounds 2 \
 	    --json $(BENCH_OUT)/grpo-smollm2-$$beta.json || exit 1; \
 	done
 	for model in tiny smollm2; do \

@@ -107,8 +107,9 @@ def compare(work: Work) -> dict[str, list[dict[str, Any]]]:
     for number, prompts in enumerate(prompts_of(work, tokenizer)):
         for name in list(sides) if number % 2 == 0 else list(reversed(sides)):
             function, model = sides[name]
-            memory, stall, started = measure.Memory(), measure.Stall(), time.perf_counter()
+            memory = measure.Memory()
             memory.start()
+            stall, started = measure.Stall(), time.perf_counter()
             lengths = function(model, tokenizer, prompts, work)
             seconds = time.perf_counter() - started
             if number >= work.warmup:
@@ -142,12 +143,12 @@ def comparison_table(measured: dict[str, list[dict[str, Any]]]) -> str:
 
 def report(record: dict[str, Any], work: Work) -> str:
     """The whole result as Markdown."""
-    stalls = [run["stall"] or 0.0 for runs in record["measured"].values() for run in runs]
+    stalls = [run["stall"] for runs in record["measured"].values() for run in runs]
+    place = f"{measure.provenance(record, work.threads)} {measure.waited(stalls)}"
     lines = [
         f"{work.model}, {work.prompts} prompts of {work.prompt_tokens[0]} to "
         f"{work.prompt_tokens[1]} tokens x {work.group_size} completions of up to {work.max_new}, "
-        f"{work.steps} steps. {measure.provenance(record, work.threads)} Threads waited for a core "
-        f"{median(stalls):.0%} of the time.\n",
+        f"{work.steps} steps. {place}\n",
         comparison_table(record["measured"]),
         limits.report(record["limits"]),
     ]
@@ -174,13 +175,16 @@ def main() -> None:
         work, rows = replace(workload.quick(work), prompts=2), rows[:2]
     record: dict[str, Any] = {
         "benchmark": "generation",
+        "quick": options.quick,
         "machine": measure.machine(),
         "versions": measure.versions("torch", "transformers", "peft"),
         "work": asdict(work),
         "measured": compare(work),
     }
     model, _ = load(work)
-    record["limits"] = limits.measure_limits(model, rows, steps=8 if options.quick else 32)
+    record["limits"] = limits.measure_limits(
+        model, rows, steps=8 if options.quick else 32, repeats=1 if options.quick else 3
+    )
     text = report(record, work)
     print(text)
     if options.json:

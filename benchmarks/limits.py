@@ -115,10 +115,12 @@ def sample(model: nn.Module, rows: int, length: int) -> None:
     assert all(len(s.ids) == length for s in samples)
 
 
-def seconds_per_step(model: nn.Module, rows: int, *, steps: int, first: int = 4) -> float:
+def seconds_per_step(
+    model: nn.Module, rows: int, *, steps: int, first: int = 4, repeats: int = 3
+) -> float:
     """Of decoding alone: the difference between two lengths, divided by the steps between them."""
-    short = best_seconds(lambda: sample(model, rows, first), repeats=3)
-    long = best_seconds(lambda: sample(model, rows, first + steps), repeats=3)
+    short = best_seconds(lambda: sample(model, rows, first), repeats=repeats)
+    long = best_seconds(lambda: sample(model, rows, first + steps), repeats=repeats)
     return (long - short) / steps
 
 
@@ -156,8 +158,17 @@ def kind_of(operation: str) -> str:
     return next(kinds, OTHER)
 
 
-def measure_limits(model: Any, rows: Sequence[int], *, steps: int) -> dict[str, Any]:
-    """Limits of the machine, and a decode step at each number of rows beside them."""
+def measure_limits(
+    model: Any, rows: Sequence[int], *, steps: int, repeats: int = 3
+) -> dict[str, Any]:
+    """Limits of the machine, and a decode step at each number of rows beside them.
+
+    Args:
+        model: a causal language model, with or without adapters.
+        rows: numbers of completions decoded at once.
+        steps: decode steps that are timed.
+        repeats: times each length is sampled; the shortest time counts.
+    """
     weight: Tensor = causal_model(model).get_output_embeddings().weight
     size = size_of(model)
     bandwidth, rate = read_bandwidth(size.weight_bytes), product_rate(weight.dtype)
@@ -175,7 +186,7 @@ def measure_limits(model: Any, rows: Sequence[int], *, steps: int) -> dict[str, 
         record["rows"].append(
             {
                 "rows": count,
-                "seconds": seconds_per_step(model, count, steps=steps),
+                "seconds": seconds_per_step(model, count, steps=steps, repeats=repeats),
                 "bytes": size.step_bytes(count, PROMPT_TOKENS, generated),
                 "operations": size.step_operations(count, PROMPT_TOKENS, generated),
                 "shares": where_time_goes(model, count, steps=steps),

@@ -103,6 +103,18 @@ def _stalled_seconds() -> float | None:
     return int(some.rpartition("total=")[2]) / 1e6
 
 
+def waited(shares: Sequence[float | None]) -> str:
+    """What `Stall` said, in a sentence.
+
+    >>> waited([0.0, 0.02, 0.04])
+    'Threads waited for a core 2% of the time.'
+    """
+    known = [share for share in shares if share is not None]
+    if not known:
+        return "The kernel does not say how long threads waited for a core."
+    return f"Threads waited for a core {median(known):.0%} of the time."
+
+
 def spread(values: Sequence[float]) -> float:
     """Interquartile range over the median, a measure of noise; 0 for fewer than two values.
 

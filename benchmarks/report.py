@@ -59,13 +59,17 @@ def read_blocks(files: Sequence[Path]) -> dict[str, str]:
     """The Markdown of all results; a later file wins over an earlier one of the same place.
 
     Raises:
-        ValueError: a file is not the result of a benchmark.
+        ValueError: a file is not the result of a benchmark, or that of its quick mode.
     """
     blocks: dict[str, str] = {}
     for file in files:
         record = json.loads(file.read_text())
         if "blocks" not in record:
             raise ValueError(f'{file} has no "blocks", so it is not the result of a benchmark')
+        if record.get("quick"):
+            raise ValueError(
+                f"{file} was measured with --quick, which shows only that a script runs"
+            )
         blocks |= record["blocks"]
     return blocks
 

@@ -115,22 +115,27 @@ def growth(points: Sequence[dict[str, Any]], phase: str) -> str:
 def report(record: dict[str, Any]) -> str:
     """One table a series."""
     middle = Work.from_json(json.dumps(record["middle"]))
+    points = [
+        p for series in record["measured"].values() for found in series.values() for p in found
+    ]
+    waited = measure.waited([point["stall"] for point in points])
     lines = [
         f"Tiny model, {middle.prompts} prompts of {middle.prompt_tokens[0]} tokens x "
         f"{middle.group_size} completions of {middle.max_new} tokens, one factor changed at a "
-        f"time; seconds. {measure.provenance(record, middle.threads)}\n"
+        f"time; seconds. {measure.provenance(record, middle.threads)} {waited}\n"
     ]
     for side, measured in record["measured"].items():
-        for series, points in measured.items():
-            if not points:
-                continue
-            header = [f"{side}: {WORDS[series]}", *[f"{p['value']:,}" for p in points], "growth"]
-            rows = [
-                [p, *[f"{point[p]:.2f}" for point in points], growth(points, p)]
-                for p in ("step", *PHASES)
-            ]
-            lines.append(table(header, rows))
+        lines += [_series_table(side, s, found) for s, found in measured.items() if found]
     return "\n".join(lines)
+
+
+def _series_table(side: str, series: str, points: Sequence[dict[str, Any]]) -> str:
+    header = [f"{side}: {WORDS[series]}", *[f"{p['value']:,}" for p in points], "growth"]
+    rows = [
+        [phase, *[f"{point[phase]:.2f}" for point in points], growth(points, phase)]
+        for phase in ("step", *PHASES)
+    ]
+    return table(header, rows)
 
 
 def main() -> None:
@@ -150,13 +155,15 @@ def main() -> None:
     values = {s: v for s, v in (QUICK if options.quick else SERIES).items() if s in options.series}
     record: dict[str, Any] = {
         "benchmark": "scaling",
+        "quick": options.quick,
         "machine": measure.machine(),
         "versions": measure.versions("torch", "transformers", "peft", "lightning"),
         "middle": asdict(middle),
         "measured": {"sctom": measure_series("ours", values, middle)},
     }
     if options.trl:
-        points = {s: v for s, v in TRL_POINTS.items() if s in values}
+        count = 1 if options.quick else None
+        points = {s: v[:count] for s, v in TRL_POINTS.items() if s in values}
         record["measured"]["TRL"] = measure_series("trl", points, middle)
         record["versions"] |= measure.versions("trl")
     text = report(record)

@@ -38,7 +38,7 @@ class Recorder(TrainerCallback):
         self.steps: list[dict[str, float]] = []
         self.lengths: list[int] = []
         self.stall: Stall | None = None
-        self._started = 0.0
+        self._started = self._optimising = self._optimiser = 0.0
         self._count = 0
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -75,10 +75,8 @@ class Recorder(TrainerCallback):
 def put_clocks(trainer: Any, recorder: Recorder) -> None:
     """Time the trainer's own methods and keep the lengths of what it samples."""
     clock, sample = recorder.clock, trainer._generate_single_turn
-    logps, score = (
-        trainer._get_per_token_logps_and_entropies,
-        trainer._generate_and_score_completions,
-    )
+    logps = trainer._get_per_token_logps_and_entropies
+    score = trainer._generate_and_score_completions
 
     def generate(*args: Any, **kwargs: Any) -> Any:
         result = sample(*args, **kwargs)

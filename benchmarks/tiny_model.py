@@ -54,7 +54,7 @@ def sources(limit: int) -> Iterator[str]:
 
 
 @lru_cache(maxsize=1)
-def corpus(limit: int = 20) -> str:
+def corpus(limit: int = 60) -> str:
     """The text that prompts are cut from."""
     return "\n".join(sources(limit))
 

@@ -24,6 +24,8 @@ SOURCE = ROOT / "models" / "smollm2-135m"
 MEAN_LENGTH, LENGTH_LIMIT = 45, 96
 LORA_RANK, LORA_ALPHA, LEARNING_RATE = 16, 32, 1e-5
 CLIP = 0.2
+CHARACTERS = 16
+"""Of source code, so many give more than one token with any tokenizer."""
 
 Message = dict[str, str]
 
@@ -179,16 +181,18 @@ def make_prompts(
         seed: of places and lengths.
     """
     draw = random.Random(seed)
-    ids = tokenizer(tiny_model.corpus(), add_special_tokens=False)["input_ids"]
+    text = tiny_model.corpus()
     low, high = tokens
+    reach = CHARACTERS * high
     width = (high - low + 1) / per_step
     prompts = []
     for number in range(steps * per_step):
         part = number % per_step
-        first, last = low + round(part * width), low + round((part + 1) * width) - 1
+        first, last = low + int(part * width), low + int((part + 1) * width) - 1
         length = draw.randint(first, max(first, last))
-        start = draw.randrange(len(ids) - 2 * high)
-        prompts.append(_cut(tokenizer, ids[start : start + length], length))
+        start = draw.randrange(len(text) - reach)
+        ids = tokenizer(text[start : start + reach], add_special_tokens=False)["input_ids"]
+        prompts.append(_cut(tokenizer, ids[:length], length))
     return prompts
 
 

@@ -102,6 +102,7 @@ def test_report_of_a_comparison_says_what_was_disturbed_and_what_failed():
         "versions": {"torch": "1"},
         "work": json.loads(Work(beta=0.04).to_json()),
         "trl_micro": [32, 8],
+        "quick": False,
         "max_stall": 0.1,
         "rounds": [
             {
@@ -116,6 +117,7 @@ def test_report_of_a_comparison_says_what_was_disturbed_and_what_failed():
     assert "No round was quiet" in text
     assert "TRL, 32 rows did not finish: side trl ended with -9\n" in text
     assert "| step, tokens/s | at least 5 x | 8.00 x | yes |" in text
+    assert "at least 5 x" not in grpo_report(record | {"quick": True})
 
 
 def test_command_line_makes_the_work_of_every_side():
@@ -126,6 +128,8 @@ def test_command_line_makes_the_work_of_every_side():
     assert side == "trl" and work.micro_batch == 16 and work.max_new == 24
     assert sides["sctom"][1].micro_batch == 8
     assert block_name(work) == "grpo-tiny-kl"
+    assert arguments_of([]).trl_micro == [32, 8]
+    assert arguments_of(["--model", "smollm2"]).trl_micro == [8]
     assert block_name(Work(model="smollm2", bf16=True)) == "grpo-smollm2-plain-bf16"
 
 
@@ -149,7 +153,7 @@ def test_hazard_gives_the_mean_and_ids_add_up_to_it():
     # a token that alone is half of what is drawn never decides, nor one that is never drawn
     skewed = [0.5, 0.0, 0.0, *[0.5 / 1997] * 1997]
     assert not {0, 2} & set(stopping.choose_stop_ids(skewed, hazard, always=[1]))
-    with pytest.raises(ValueError, match="add up to 0.0000, but 0.0185 is wanted"):
+    with pytest.raises(ValueError, match=r"add up to 0\.0000, but 0\.0185 is wanted"):
         stopping.choose_stop_ids([0.5, 0.5], hazard, always=[])
     with pytest.raises(ValueError, match="between 1 and the limit 10"):
         stopping.hazard_for(12, 10)
@@ -181,6 +185,11 @@ def test_prompts_are_spread_over_the_lengths_and_the_same_every_time(small: Path
     # of each step the first prompt has 60 to 89 tokens, the second 90 to 119
     assert all(55 <= length <= 89 for length in lengths[0::2])
     assert all(85 <= length <= 119 for length in lengths[1::2])
+    (fixed,) = workload.make_prompts(tokenizer, 1, 1, (70, 70), seed=0)
+    assert 65 <= len(render_prompt(tokenizer, fixed)) <= 70
+    for number in range(5):
+        alike = workload.make_prompts(tokenizer, 1, 3, (70, 70), seed=number)
+        assert all(len(render_prompt(tokenizer, prompt)) <= 70 for prompt in alike)
 
 
 def test_the_stop_rule_is_written_and_gives_the_length(small: Path):
@@ -284,6 +293,9 @@ def test_blocks_of_files(tmp_path: Path):
     assert report.read_blocks([first, second]) == {"x": "2", "y": "1"}
     other.write_text("{}")
     with pytest.raises(ValueError, match="not the result of a benchmark"):
+        report.read_blocks([other])
+    measure.write_record(other, {"quick": True}, {"x": "3"})
+    with pytest.raises(ValueError, match="measured with --quick"):
         report.read_blocks([other])
 
 

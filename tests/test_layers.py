@@ -23,7 +23,7 @@ ENTRIES = {"fit", "merge", "validate", "sample", "evaluate", "prepare", "rounds"
 
 LAYERS = (  # from the bottom up: a part may import its own layer and those below
     {"__init__"},
-    {"losses"} | SHARED,
+    {"losses", "packed_linear"} | SHARED,
     {"rollout", "rewards", "tasks"},
     {"modules", "data", "callbacks"},
     {"mlx_port", "hints", "rundir"} | ENTRIES,
@@ -35,10 +35,13 @@ LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning"}
 TORCH = {"torch", "torchmetrics", "peft", "accelerate"} | LIGHTNING
 
 FORBIDDEN = dict.fromkeys(TORCH_FREE, TORCH | {"transformers", "mlx", "mlx_lm"})
-FORBIDDEN |= {"losses": LIGHTNING | {"transformers"}, "mlx_port": TORCH}
+FORBIDDEN |= dict.fromkeys(("losses", "packed_linear"), LIGHTNING | {"transformers"})
+FORBIDDEN |= {"mlx_port": TORCH}
 
 # what a part may import of sctom besides itself, where its layer alone would allow more
-ALLOWED = dict.fromkeys(TORCH_FREE | {"mlx_port"}, TORCH_FREE) | {"losses": {"shapes"}}
+ALLOWED = dict.fromkeys(TORCH_FREE | {"mlx_port"}, TORCH_FREE) | {
+    "losses": {"shapes", "packed_linear"}
+}
 
 
 def module_name(path: Path) -> str:

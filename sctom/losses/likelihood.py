@@ -89,12 +89,12 @@ def linear_token_logps(
         entropy          = (d logp / d hidden) . hidden - logp
 
     Logits exist for `tile` rows and a block of the vocabulary at a time, so that extra memory does
-    not grow with the vocabulary (`sctom.losses.linear_head` says how). The derivative with respect
+    not grow with the vocabulary; `sctom.losses.linear_head` says how. The derivative with respect
     to hidden is formed while they do, so backward is one multiplication and a frozen head costs two
-    matrix products in all; a head that is trained has its blocks recomputed in backward for its own
-    gradient, but for the first 16 million logits, which are kept. Products are in float32 even
-    where hidden and weight are bfloat16 or under autocast: a head in low precision is what sets
-    trainer and sampler apart most (MiniMax-M1, arXiv 2506.13585).
+    matrix products in all. A head that is trained has its blocks computed again in backward for its
+    own gradient, but for the first 64 million logits, which are kept (256 MiB). Products are in
+    float32 even where hidden and weight are bfloat16 or under autocast: a head in low precision is
+    what sets trainer and sampler apart most (MiniMax-M1, arXiv 2506.13585).
 
     Args:
         hidden: [B, T, H] or [N, H] hidden states that predict the ids.

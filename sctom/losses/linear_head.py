@@ -32,20 +32,20 @@ from torch.autograd.function import once_differentiable
 
 from sctom.packed_linear import PackedLinear
 
-BLOCK_ROWS = {"cpu": 1024}
+BLOCK_ROWS = {"cpu": 2048}
 """Rows of the head whose scores exist at a time, by device; see `_block_rows` for the others.
 
-With a tile of 512 hidden states that is 2 MiB: it stays in the cache.
+With a tile of 512 hidden states that is 4 MiB: it stays in the cache.
 """
 
 PACK_ROWS = 512
 """Hidden states from which on a packed block of the head pays for its packing."""
 
-KEPT_SCORES = 2**24
-"""Scores of a trained head kept for backward instead of computed again: 64 MiB in float32.
+KEPT_SCORES = 2**26
+"""Scores of a trained head kept for backward instead of computed again: 256 MiB in float32.
 
-A trained head costs four products where three are enough if all logits are kept. With the first
-16 million of them it costs about three where the vocabulary is small, and memory stays bounded.
+A trained head costs four products where three are enough if all logits are kept. With so many of
+them kept it costs three where the vocabulary is small, and memory stays bounded where it is large.
 """
 
 
@@ -247,19 +247,22 @@ def _weight_gradient(
 ) -> Tensor:
     """Sum over rows of upstream * (onehot(id) - p) outer hidden / temperature, [V, H]."""
     gradient = torch.empty_like(weight)
-    count = sum(len(piece.ids) for piece in pieces)
-    remembered = iter(kept)
     with torch.autocast(weight.device.type, enabled=False):
-        for columns, block in _blocks(weight, dtype):
-            multiply = _multiplier(block, count)
-            part = torch.zeros_like(block)
-            for piece in pieces:
-                scores = next(remembered, None)
-                scores = multiply(piece.scaled) if scores is None else scores[piece.rows]
+        for number, (columns, block) in enumerate(_blocks(weight, dtype)):
+            remembered = kept[number * len(pieces) :][: len(pieces)]
+            multiply = _multiplier(block, sum(len(p.ids) for p in pieces[len(remembered) :]))
+            place = gradient[columns]
+            part = place.zero_() if place.dtype == dtype else torch.zeros_like(block)
+            for turn, piece in enumerate(pieces):
+                if turn < len(remembered):
+                    scores = remembered[turn][piece.rows]
+                else:
+                    scores = multiply(piece.scaled)
                 part.addmm_((scores - piece.peak).exp_().t(), piece.pushed)
                 inside = (piece.ids >= columns.start) & (piece.ids < columns.stop)
                 part.index_add_(0, piece.ids[inside] - columns.start, piece.pulled[inside])
-            gradient[columns] = part
+            if part is not place:
+                place.copy_(part)
     return gradient
 
 

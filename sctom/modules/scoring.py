@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sctom.batch import Row
 from sctom.losses import linear_token_logps, token_logps
 from sctom.rollout.attention import run_packed
-from sctom.rollout.causal import causal_model, head, hidden_states, is_plain_linear, pad
+from sctom.rollout.causal import causal_model, decoder, head, hidden_states, is_plain_linear, pad
 from sctom.rollout.packing import pack
 from sctom.rollout.sharing import shares_prefixes
 
@@ -134,8 +134,7 @@ class Scorer:
         alone = self._looks_at_head(model, row.ids[: len(batch.sequences[0][0])])
         module = causal_model(model)
         if alone:
-            decoder = module.get_decoder()
-            hidden = run_packed(decoder, row.ids, row.positions, row).last_hidden_state[0]
+            hidden = run_packed(decoder(model), row.ids, row.positions, row).last_hidden_state[0]
             predicting = hidden.index_select(0, row.sources)
         else:
             predicting = run_packed(
@@ -192,7 +191,7 @@ def _head_gives_the_logits(model: nn.Module, ids: Tensor) -> bool:
 
     False with soft-capping or logit scaling.
     """
-    if not is_plain_linear(head(model)):
+    if not is_plain_linear(head(model)) or decoder(model) is causal_model(model):
         return False
     training = model.training
     model.eval()  # dropout would tell the two apart, and draw

@@ -202,12 +202,13 @@ def _is_silent_at_zero(bound: BoundObjective) -> bool:
     spread = torch.tensor([-2.0, -0.3, -0.01, 0.02, 0.25, 2.0], dtype=torch.float64)
     shift = torch.tensor([[0.0], [0.05], [-0.1]], dtype=torch.float64)
     advantages = torch.tensor([1.0, 0.0, -0.5], dtype=torch.float64)
+    lengths = torch.tensor([[6], [3], [5]])
 
     def loss_of(rows: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         logps = (spread + shift[rows]).requires_grad_()
-        mask = torch.ones_like(logps)
+        mask = (torch.arange(6) < lengths[rows]).double()
         losses = bound.loss(logps, old[rows], advantages[rows], mask)
-        total = bound.reduce(losses, mask, Totals(18.0, 3.0, 6))
+        total = bound.reduce(losses, mask, Totals(14.0, 3.0, 6))
         gradient = torch.autograd.grad(total, logps)[0] if total.requires_grad else mask
         return losses.detach(), gradient, total.detach()
 

@@ -40,6 +40,11 @@ def next_logits(model: nn.Module, **inputs: Any) -> Tensor:
     return logits
 
 
+def decoder(model: nn.Module) -> Any:
+    """The part of a causal model that gives hidden states; itself where it names no such part."""
+    return causal_model(model).get_decoder()
+
+
 def hidden_states(model: nn.Module, **inputs: Any) -> Tensor:
     """Final hidden states [B, L, H] of the decoder, before the head.
 
@@ -47,7 +52,7 @@ def hidden_states(model: nn.Module, **inputs: Any) -> Tensor:
         model: a causal language model, with or without adapters.
         inputs: input_ids [B, L], attention_mask, position_ids.
     """
-    hidden: Tensor = causal_model(model).get_decoder()(**inputs, use_cache=False).last_hidden_state
+    hidden: Tensor = decoder(model)(**inputs, use_cache=False).last_hidden_state
     return hidden
 
 

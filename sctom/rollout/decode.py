@@ -40,6 +40,19 @@ _CHUNK = 64
 """Tokens of each completion that room is made for at a time."""
 
 
+def padded_rows(rows: int) -> int:
+    """The number of rows a step is filled up to, of which there are at most 8 per power of two.
+
+    The number of rows falls from step to step, and oneDNN keeps about half a MiB for every number
+    a layer's weight has been multiplied with.
+
+    >>> [padded_rows(rows) for rows in (1, 2, 7, 8, 9, 16, 17, 100, 129)]
+    [2, 2, 8, 8, 10, 16, 20, 112, 160]
+    """
+    step = max(2, (1 << (rows - 1).bit_length()) // 8)
+    return -(-rows // step) * step
+
+
 def decode_packed(
     model: nn.Module, prompts: Sequence[Prompt], keys: Keys, sampling: Sampling, drawn: Drawn
 ) -> None:
@@ -69,7 +82,9 @@ def decode_packed(
             tokens, positions = tokens[going_on], positions[going_on]
             rows.keep(going_on)
         rows.advance()
-        logits = run_packed(causal, tokens, positions, rows, logits_to_keep=0).logits[0]
+        filler = (0, padded_rows(len(tokens)) - len(tokens))
+        ids, places = pad(tokens, filler), pad(positions, filler)
+        logits = run_packed(causal, ids, places, rows, logits_to_keep=0).logits[0, : len(tokens)]
         positions = positions + 1
 
 
@@ -239,12 +254,14 @@ class _Rows:
         """See `sctom.rollout.attention.Layout`.
 
         Here P prompts of L tokens, K heads of keys that serve R query heads each, G slots, C tokens
-        of completions.
+        of completions. Tokens beyond those of the rows fill the packed row up and attend to
+        nothing.
         """
-        kept = self._layers[layer]
-        self._append(kept.key, key)
-        self._append(kept.value, value)
-        slots = self._in_slots(query.unflatten(1, (key.shape[1], -1)))  # [P, K, G, R, D]
+        kept, rows, filled = self._layers[layer], len(self._slots), len(query)
+        self._append(kept.key, key[:rows])
+        self._append(kept.value, value[:rows])
+        by_head = query[:rows].view(rows, key.shape[1], -1, query.shape[2])
+        slots = self._in_slots(by_head)  # [P, K, G, R, D]
         by_row = slots.flatten(0, 2)
         own_key, own_value = (
             t.flatten(0, 2)[:, : self._filled] for t in (kept.key, kept.value)
@@ -260,26 +277,28 @@ class _Rows:
         of_prompt = torch.bmm(weights[..., :length], prompt_value).view(*by_row.shape[:2], -1)
         own_weights = weights.view(*by_row.shape[:2], -1)[..., length:]
         attended = torch.baddbmm(of_prompt, own_weights, own_value)
-        return self._out_of_slots(attended.view(*slots.shape[:4], -1)).flatten(1, 2)
+        out = self._out_of_slots(attended.view(*slots.shape[:4], -1)).flatten(1, 2)
+        return out if rows == filled else pad(out, (0, 0, 0, 0, 0, filled - rows))
 
     def _append(self, kept: Tensor, new: Tensor) -> None:
         """Put [n, K, D] behind what is kept, [P, K, G, C, D]."""
         last = kept[..., self._filled - 1, :]
         if self._full:
-            last.copy_(new.unflatten(0, (self._groups, self._size)).transpose(1, 2))
+            last.copy_(new.view(self._groups, self._size, *new.shape[1:]).transpose(1, 2))
         else:
             last[self._group, :, self._place] = new.to(kept.dtype)
 
     def _in_slots(self, rows: Tensor) -> Tensor:
         """[n, K, R, D] -> [P, K, G, R, D]; 0 where there is no row."""
         if self._full:
-            return rows.unflatten(0, (self._groups, self._size)).transpose(1, 2).contiguous()
+            slots = rows.view(self._groups, self._size, *rows.shape[1:])
+            return slots.transpose(1, 2).contiguous()
         slots = rows.new_zeros(self._groups, rows.shape[1], self._size, *rows.shape[2:])
         slots[self._group, :, self._place] = rows
         return slots
 
     def _out_of_slots(self, slots: Tensor) -> Tensor:
-        """[P, K, G, R, D] -> [n, K, R, D]"""
+        """[P, K, G, R, D] -> [n, K, R, D]."""
         if self._full:
             return slots.transpose(1, 2).flatten(0, 1)
         return slots[self._group, :, self._place]

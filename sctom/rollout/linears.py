@@ -1,4 +1,4 @@
-"""Linear layers while sampling: adapters merged, weights laid out for the processor, siblings as one.
+"""Linear layers while sampling: adapters merged, weights packed, siblings in one product.
 
 A decoding step multiplies few rows by every weight, so what counts is how fast weights are read and
 how many products there are. For the time of sampling each linear layer gets a `forward` of its own
@@ -12,17 +12,16 @@ that computes with a copy of its weight:
   are called with the very same tensor, unchanged; if not, they compute anew, so it is exact
   whatever the model does.
 
-What would not stay exact is left alone. In less than float32 rounding would swallow adapters, so
-there the layer under them is packed and they compute on. Layers that are quantised, sharded, hooked
-or of an unknown kind stay as they are. The head computes in float32 whatever its dtype, as that of
-the trainer does.
+In less than float32 rounding would swallow adapters, so a layer that has some computes in float32
+and its result is rounded. The head computes in float32 whatever its dtype, as that of the trainer
+does. Layers that are quantised, sharded, hooked or of an unknown kind stay as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -73,9 +72,10 @@ def merged_linears(model: nn.Module, *, rows: int) -> Iterator[None]:
 
 @contextmanager
 def wide_head(model: nn.Module) -> Iterator[None]:
-    """Let a head in less than float32, or under autocast, compute in float32, as the trainer's does.
+    """Let a head in less than float32, or under autocast, compute in float32.
 
-    No copy of it is kept. A head that is no plain linear layer stays as it is.
+    That is what the trainer's does. No copy of it is kept. A head that is no plain linear layer
+    stays as it is.
 
     Args:
         model: a causal language model.
@@ -90,7 +90,7 @@ def wide_head(model: nn.Module) -> Iterator[None]:
 def _wide(weight: Tensor, bias: Tensor | None) -> Forward:
     def forward(x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
-            parts = [x.float() @ block.float().T for block in weight.split(_BLOCK_ROWS)]
+            parts = [x.float() @ block.float().T for block in torch.split(weight, _BLOCK_ROWS)]
         logits = torch.cat(parts, -1)
         return logits if bias is None else logits + bias
 
@@ -111,24 +111,29 @@ def _forwards(layers: Sequence[nn.Module], rows: int, *, wide: bool) -> list[For
     """Ways to compute layers that may read the same; none where that cannot be done for all."""
     found = [_linear(layer, wide=wide) for layer in layers]
     linears = [linear for linear in found if linear is not None]
-    if len(linears) < len(found) or len({weight.dtype for weight, _ in linears}) > 1:
+    if len(linears) < len(found) or len({(each.weight.dtype, each.result) for each in linears}) > 1:
         return []
-    biases = [bias for _, bias in linears if bias is not None]
+    biases = [linear.bias for linear in linears if linear.bias is not None]
     if biases and len(biases) < len(linears):
         return []
-    weight = torch.cat([w for w, _ in linears]) if len(linears) > 1 else linears[0][0]
-    bias = torch.cat(biases) if biases else None
-    product = PackedLinear(weight, bias, rows=rows)
+    weights = [linear.weight for linear in linears]
+    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+    product = PackedLinear(weight, torch.cat(biases) if biases else None, rows=rows)
+    result = linears[0].result
+
+    def compute(x: Tensor) -> Tensor:
+        return product(x.to(product.dtype)).to(result)
+
     if len(layers) == 1:
-        return [lambda x: product(x.to(product.dtype))]
-    return _Together(product, [len(w) for w, _ in linears]).forwards()
+        return [compute]
+    return _Together(compute, [len(weight) for weight in weights]).forwards()
 
 
 class _Together:
     """Layers that read the same, as one product."""
 
-    def __init__(self, product: PackedLinear, sizes: list[int]) -> None:
-        self._product = product
+    def __init__(self, compute: Forward, sizes: list[int]) -> None:
+        self._compute = compute
         self._sizes = sizes
         self._parts: tuple[Tensor, ...] = ()
         self._input: tuple[Tensor, int] | None = None
@@ -141,7 +146,7 @@ class _Together:
         def forward(x: Tensor) -> Tensor:
             known = self._input
             if known is None or known[0] is not x or known[1] != x._version:
-                self._parts = self._product(x.to(self._product.dtype)).split(self._sizes, -1)
+                self._parts = torch.split(self._compute(x), self._sizes, -1)
                 self._input = (x, x._version)
             part = self._parts[number]
             if number == len(self._sizes) - 1:
@@ -151,8 +156,18 @@ class _Together:
         return forward
 
 
-def _linear(layer: nn.Module, *, wide: bool) -> tuple[Tensor, Tensor | None] | None:
-    """Weight [out, in] and bias by which a layer computes; None where it is to be left alone."""
+class _Linear(NamedTuple):
+    """What a layer computes."""
+
+    weight: Tensor
+    """[out, in], in the dtype of the product."""
+    bias: Tensor | None
+    """[out]"""
+    result: torch.dtype
+
+
+def _linear(layer: nn.Module, *, wide: bool) -> _Linear | None:
+    """What a layer computes; None where it is to be left alone."""
     from peft.tuners.lora.layer import Linear as LoraLinear
     from transformers.pytorch_utils import Conv1D
 
@@ -160,17 +175,19 @@ def _linear(layer: nn.Module, *, wide: bool) -> tuple[Tensor, Tensor | None] | N
     assert isinstance(base, nn.Module)
     if type(base) not in (nn.Linear, Conv1D) or not is_untouched(base) or not is_untouched(layer):
         return None
-    weight, bias = base.weight, base.bias
-    assert isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))
-    dtype = torch.promote_types(weight.dtype, torch.float32) if wide else _dtype(weight)
-    weight, bias = weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype)
-    if type(layer) is LoraLinear and layer.disable_adapters and layer.merged:
-        return None  # the layer takes its adapters out of its base layer when it is called
-    if type(layer) is LoraLinear and (adapters := _adapters(layer)):
-        if _is_low(dtype) or not _merges(layer, adapters):
-            return None
+    adapters: list[str] = []
+    if type(layer) is LoraLinear:
+        adapters = _adapters(layer)
+        if (layer.disable_adapters and layer.merged) or not _merges(layer, adapters):
+            return None  # takes adapters out of its base layer when called, or is no one product
+    assert isinstance(base.weight, Tensor)
+    result = _dtype(base.weight)
+    dtype = torch.promote_types(result, torch.float32) if wide or adapters else result
+    weight = base.weight.detach().to(dtype)
+    bias = base.bias.detach().to(dtype) if isinstance(base.bias, Tensor) else None
+    if adapters:
         weight, bias = _merged(layer, adapters, weight, bias)
-    return (weight.T if type(base) is Conv1D else weight), bias
+    return _Linear(weight.T if type(base) is Conv1D else weight, bias, dtype if wide else result)
 
 
 def _dtype(weight: Tensor) -> torch.dtype:
@@ -195,8 +212,7 @@ def _merges(layer: Any, adapters: Sequence[str]) -> bool:
     from peft.tuners.lora.variants import DoraLinearVariant
 
     variants = [layer.lora_variant[name] for name in adapters if name in layer.lora_variant]
-    plain = not variants or (len(adapters) == 1 and type(variants[0]) is DoraLinearVariant)
-    return plain
+    return not variants or (len(adapters) == 1 and type(variants[0]) is DoraLinearVariant)
 
 
 def _merged(

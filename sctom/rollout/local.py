@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
@@ -54,22 +54,11 @@ class LocalSampler:
         finished: Finished | None = None,
     ) -> list[Sample]:
         """See `Sampler.sample`."""
-        if not prompts:
-            return []
-        device = next(model.parameters()).device
-        longest = max(len(prompt.ids) for prompt in prompts) + sampling.max_new_tokens
+        longest = max((len(prompt.ids) for prompt in prompts), default=0) + sampling.max_new_tokens
         decode = decode_packed if shares_prefixes(model, longest) else decode_plain
         groups: list[list[Sample]] = [[] for _ in prompts]
         at_once = max(1, self.max_rows // group_size)
-        with ExitStack() as stack:
-            # tensors of inference mode would not let the linear layers see a change of their input
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.no_grad())
-            if device.type == "cpu" if self.merge is None else self.merge:
-                rows = min(at_once, len(prompts)) * group_size
-                stack.enter_context(merged_linears(model, rows=rows))
-            stack.enter_context(wide_head(model))
-            stack.enter_context(fused_norms(model))
+        with self._prepared(model, rows=max(1, min(at_once, len(prompts)) * group_size)):
             for start in range(0, len(prompts), at_once):
                 chunk = prompts[start : start + at_once]
 
@@ -84,9 +73,23 @@ class LocalSampler:
                     limit=sampling.max_new_tokens,
                     stop_ids=stop_ids,
                     complete=complete,
-                    device=device,
+                    device=next(model.parameters()).device,
                 )
                 indices = np.repeat([prompt.index for prompt in chunk], group_size)
                 keys = keys_for(*address, indices, np.tile(np.arange(group_size), len(chunk)))
                 decode(model, chunk, keys, sampling, drawn)
         return [sample for group in groups for sample in group]
+
+    @contextmanager
+    def _prepared(self, model: nn.Module, *, rows: int) -> Iterator[None]:
+        """The model as it samples fastest, for about so many tokens at a time."""
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        with ExitStack() as stack:
+            # tensors of inference mode do not tell that they were changed, which linears must know
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+            if on_cpu if self.merge is None else self.merge:
+                stack.enter_context(merged_linears(model, rows=rows))
+            stack.enter_context(wide_head(model))
+            stack.enter_context(fused_norms(model))
+            yield

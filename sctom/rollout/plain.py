@@ -1,4 +1,4 @@
-"""Sampling through a model's own attention and cache: for models that packed rows are not exact for.
+"""Sampling through a model's own attention and cache, where packed rows would not be exact.
 
 Each prompt is run once, padded on the left, and its keys and values are repeated for its group;
 finished rows leave the batch. Slower than `sctom.rollout.decode` and with more memory, but it asks

@@ -101,38 +101,34 @@ def test_packed_blocks_give_what_plain_ones_do(dtype: torch.dtype, monkeypatch: 
         )
 
 
-class Packings:
-    """Stands for PackedLinear and counts."""
-
-    made = 0
-    shapes: set[tuple[int, ...]]
-
-    def __init__(self, weight: Tensor, *, rows: int) -> None:
-        type(self).made += 1
-        self.weight = weight
-
-    def __call__(self, x: Tensor) -> Tensor:
-        self.shapes.add(tuple(x.shape))
-        return x @ self.weight.T
-
-    @staticmethod
-    def available(weight: Tensor) -> bool:
-        return True
-
-
 def test_each_block_is_packed_once_for_all_rows_and_shapes_are_few(monkeypatch: pytest.MonkeyPatch):
+    packed: list[int] = []
+    shapes: set[tuple[int, ...]] = set()
+
+    class Counting(packed_linear.PackedLinear):
+        def __init__(self, weight: Tensor, *, rows: int) -> None:
+            super().__init__(weight, rows=rows)
+            packed.append(len(weight))
+
+        def __call__(self, x: Tensor) -> Tensor:
+            shapes.add(tuple(x.shape))
+            return super().__call__(x)
+
+        @staticmethod
+        def available(weight: Tensor) -> bool:
+            return True
+
     monkeypatch.setattr(linear_head, "PACK_ROWS", 1)
-    monkeypatch.setattr(linear_head, "PackedLinear", Packings)
-    monkeypatch.setattr(linear_head, "KEPT_SCORES", 0)
-    monkeypatch.setattr(Packings, "made", 0)
-    monkeypatch.setattr(Packings, "shapes", set(), raising=False)
-    for rows in (130, 140, 191):
-        hidden, weight, ids, upstream = head(rows, 43)
+    monkeypatch.setattr(linear_head, "PackedLinear", Counting)
+    monkeypatch.setattr(linear_head, "KEPT_SCORES", 2 * 64 * BLOCK)  # one block of the first call
+    for rows in (128, 140, 191):
+        hidden, weight, ids, upstream = head(rows, 43, dtype=torch.float32)
         weight.requires_grad_()
         logps = linear_token_logps(hidden, weight, ids, tile=64)
         torch.autograd.grad((logps * upstream).sum(), [hidden, weight])
-    assert Packings.made == 3 * 2 * 6  # calls, forward and backward, blocks: 43 = 5 * 8 + 3
-    assert Packings.shapes == {(64, 6)}  # the last 2, 12 and 63 rows too
+    blocks = [8, 8, 8, 8, 8, 3]
+    assert packed == blocks + blocks[1:] + 4 * blocks  # forward and backward of three calls
+    assert shapes == {(64, 6)}  # the last 12 and 63 rows too
 
 
 def test_rows_without_a_gradient_are_left_out_even_if_they_are_nan(kept: str):

@@ -167,6 +167,31 @@ def test_other_models_score_as_the_plain_model(kind, adapter):
     assert_alike(padded(model, batch), expected, 1e-5)
 
 
+@pytest.mark.parametrize("kind", ["mistral", "gemma3"])
+def test_rows_longer_than_a_window_score_as_the_plain_model(kind, capsys):
+    model = make_model(kind, sliding_window=8)
+    scorer, reference = Scorer(TEMPERATURE), copy.deepcopy(model)
+    rows = make_rows()
+    short = [row for row in rows if len(row.prompt.ids + row.ids) <= 8]
+    for some, notices in ((short, 0), (rows, 1), (short, 0)):
+        batch = collate(some, CPU)
+        logps, entropy = scorer(model, batch)
+        ours = differentiate(model, logps[batch.real], entropy[batch.real])
+        assert_alike(ours, by_hand(reference, batch), 1e-5)
+        assert capsys.readouterr().out.count("runs on padded rows") == notices
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "linear", "chunked"])
+def test_models_measured_out_score_as_the_plain_model(kind):
+    model = make_model(kind)
+    batch = collate(make_rows(), CPU)
+    expected = by_hand(copy.deepcopy(model), batch)
+    logps, entropy = Scorer(TEMPERATURE)(model, batch)
+    assert why_plain(model, 20) is not None
+    ours = differentiate(model, logps[batch.real], entropy[batch.real])
+    assert_alike(ours, expected, 1e-5)
+
+
 @pytest.mark.parametrize(
     ("kind", "adapter", "alone"),
     [("llama", "lora", True), ("granite", "full", False), ("llama", "head", False)],

@@ -5,10 +5,10 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from tests.rollout.oracle import ADDRESS, FAMILIES, STOP, check, make, prompts, sample, with_adapter
 
 from sctom.rollout import LocalSampler, Sampling, decode, drawn, local
 from sctom.rollout.sharing import why_plain
+from tests.rollout.oracle import ADDRESS, FAMILIES, STOP, check, make, prompts, sample, with_adapter
 
 LENGTHS = (9, 1, 17, 5)
 

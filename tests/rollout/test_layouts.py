@@ -135,6 +135,7 @@ def test_dropout_of_weights():
         return row.attend(0, query, key, value, scale=0.5, dropout=dropout)
 
     assert torch.equal(summed(0, 0.4), summed(0, 0.4))
+    assert not torch.equal(summed(0, 0.4), summed(1, 0.4))
     torch.testing.assert_close(summed(0, 0.0), torch.ones_like(value))
     mean = torch.stack([summed(seed, 0.4) for seed in range(400)]).mean((0, 2))
     # a weight w becomes w / 0.6 or 0: at most sqrt(0.4 / 0.6 / (400 * 4)) = 0.02 from its mean

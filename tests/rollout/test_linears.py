@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.rollout.oracle import FAMILIES, bits, make, prompts, sample, with_adapter
 from torch import nn
 
 from sctom.packed_linear import PackedLinear
 from sctom.rollout.linears import merged_linears, wide_head
 from sctom.rollout.norms import fused_norms
+from tests.rollout.oracle import FAMILIES, bits, make, prompts, sample, with_adapter
 
 IDS = torch.arange(12).view(2, 6) + 3
 
@@ -134,13 +134,20 @@ def test_layers_that_something_else_happens_to_stay_as_they_are():
     assert replaced(model) == {"model.layers.0.self_attn.q_proj"}
 
 
-def test_low_precision_keeps_adapters_apart():
+def test_low_precision_does_not_round_adapters_away():
     model = with_adapter(make("llama").bfloat16())
-    with merged_linears(model, rows=2):
-        names = {name for name in replaced(model) if "layers.0.mlp.up_proj" in name}
-    base = "base_model.model.model.layers.0.mlp.up_proj"
-    assert base not in names and f"{base}.base_layer" in names
     agree(model, within=0.2)
+    layer = model.get_base_model().model.layers[0].mlp.down_proj
+    for parameter in (layer.lora_A.default.weight, layer.lora_B.default.weight):
+        parameter.data.fill_(
+            2.0**-8
+        )  # 4 * 2^-16 * 8 / 4 = 2^-13, below half a step of most weights
+    x = torch.full((1, 48), 4.0, dtype=torch.bfloat16)
+    exact = x.double() @ (layer.base_layer.weight.detach().double() + 2.0**-13).T
+    with torch.no_grad(), merged_linears(model, rows=1):
+        found = layer(x)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, exact.bfloat16())
 
 
 @pytest.mark.parametrize("merge", [True, False])

@@ -193,7 +193,7 @@ def test_weights_that_are_not_finite_are_not_trusted():
     model = tiny("llama")
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0, 0] = float("nan")
-    assert "differ by nan" in why_plain(model, 8)
+    assert "not finite" in why_plain(model, 8)
 
 
 # ---- the look itself -----------------------------------------------------------------------------
@@ -222,6 +222,13 @@ def test_the_look_changes_nothing(kind):
     assert all(torch.equal(a, weights[n]) for n, a in model.state_dict().items())
     for a, b in zip(outputs(), before, strict=True):
         assert torch.equal(a, b)
+
+
+def test_dropout_is_off_in_the_look():
+    model = tiny("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5).train()
+    state = torch.random.get_rng_state()
+    assert why_plain(model, 8) is None
+    assert torch.equal(torch.random.get_rng_state(), state)  # nothing was drawn
 
 
 def test_modes_are_restored_where_the_look_fails():
