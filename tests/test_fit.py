@@ -205,10 +205,15 @@ def test_the_self_check_comes_before_the_first_evaluation(
 
 
 def test_a_sampler_that_disagrees_fails_the_self_check(config, monkeypatch, capsys):
-    from sctom.rollout import local
+    from sctom.rollout import decode
 
-    honest = local.token_logps
-    monkeypatch.setattr(local, "token_logps", lambda *a, **k: honest(*a, **k) - 0.1)
+    honest = decode.next_tokens
+
+    def off(*arguments):
+        tokens, logps = honest(*arguments)
+        return tokens, logps - 0.1
+
+    monkeypatch.setattr(decode, "next_tokens", off)
     said = refused(config, monkeypatch, capsys)
     assert "sampler and trainer disagree" in said
 

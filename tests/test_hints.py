@@ -151,6 +151,7 @@ from collections.abc import Sequence
 from torch import nn
 from sctom.batch import Prompt
 from sctom.rollout import Sample, Sampling
+from sctom.rollout.base import Finished
 
 class Mine:
     def __init__(self, speed: int = 1) -> None:
@@ -159,6 +160,7 @@ class Mine:
     def sample(
         self, model: nn.Module, prompts: Sequence[Prompt], *, group_size: int,
         sampling: Sampling, stop_ids: frozenset[int], address: tuple[int, ...],
+        finished: Finished | None = None,
     ) -> list[Sample]:
         return []
 """

@@ -92,11 +92,41 @@ def test_bfloat16_is_scored_with_a_head_in_float32():
             assert (found - s.logps).abs().mean() < 0.03  # logits have a spread of about 2
 
 
-def test_autocast_changes_little(llama):
-    chosen = prompts(6, 3)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+def test_autocast_changes_little(family):
+    model, chosen = make(family), prompts(6, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        samples = sample(llama, chosen)
-    check(llama, chosen, samples, within=0.2)
+        samples = sample(model, chosen)
+    check(model, chosen, samples, within=0.2)
+
+
+def test_room_follows_the_rows_that_go_on(llama, monkeypatch):
+    seen = []
+    run = decode.run_packed
+
+    def look(causal, ids, positions, layout, **others):
+        if isinstance(layout, decode._Rows):
+            kept = layout.layer(0, ids, ids)
+            assert len(ids) == decode.padded_rows(len(layout._slots))
+            seen.append((len(layout._slots), *kept.prompt_key.shape[::2], kept.key.shape[2]))
+        return run(causal, ids, positions, layout, **others)
+
+    monkeypatch.setattr(decode, "run_packed", look)
+    samples = sample(llama, prompts(9, 1, 17, 5), sampling=Sampling(max_new_tokens=20))
+    for step, (rows, groups, longest, slots) in enumerate(seen, 1):
+        open_ = [i // 4 for i, s in enumerate(samples) if len(s.ids) > step]
+        assert rows == len(open_) and groups == len(set(open_))
+        assert slots == max(Counter(open_).values())
+        assert longest == max((9, 1, 17, 5)[number] for number in open_)
+    assert seen[-1] < seen[0]
+
+
+def test_few_different_numbers_of_rows():
+    sizes = {decode.padded_rows(rows) for rows in range(1, 257)}
+    assert len(sizes) <= 28
+    assert all(
+        rows <= decode.padded_rows(rows) <= max(rows + 1, rows * 5 / 4) for rows in range(1, 257)
+    )
 
 
 def test_the_same_whatever_is_done_at_once(llama, monkeypatch):
