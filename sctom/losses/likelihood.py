@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sctom.losses._linear_head import head_logps, tiles, weighted
 from sctom.losses._shared import kept_tokens, widen, zero_outside
-from sctom.losses.linear_head import head_logps, tiles, weighted
 from sctom.shapes import check_shapes
 
 _TILE_ROWS = 512
@@ -89,7 +89,7 @@ def linear_token_logps(
         entropy          = (d logp / d hidden) . hidden - logp
 
     Logits exist for `tile` rows and a block of the vocabulary at a time, so that extra memory does
-    not grow with the vocabulary; `sctom.losses.linear_head` says how. The derivative with respect
+    not grow with the vocabulary; `sctom.losses._linear_head` says how. The derivative with respect
     to hidden is formed while they do, so backward is one multiplication and a frozen head costs two
     matrix products in all. A head that is trained has its blocks computed again in backward for its
     own gradient, but for the first 64 million logits, which are kept (256 MiB). Products are in

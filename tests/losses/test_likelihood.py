@@ -10,7 +10,7 @@ from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sctom.losses import likelihood, linear_head, linear_token_logps, nll_loss, token_logps
+from sctom.losses import _linear_head, likelihood, linear_token_logps, nll_loss, token_logps
 
 
 class LargestTensor(TorchDispatchMode):
@@ -156,7 +156,7 @@ def tile(request: pytest.FixtureRequest) -> int | None:
 @pytest.fixture(params=[5, 16384])
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(
-        linear_head, "BLOCK_ROWS", {"cpu": request.param}
+        _linear_head, "BLOCK_ROWS", {"cpu": request.param}
     )  # 13 = 5 + 5 + 3, or at once
     return request.param
 
@@ -227,7 +227,7 @@ def test_without_a_gradient_there_is_one_product(monkeypatch: pytest.MonkeyPatch
     hidden, weight, ids = head()
     weight.requires_grad_()
     expected = linear_token_logps(hidden, weight, ids).detach()
-    monkeypatch.delattr(linear_head, "_mean_row")
+    monkeypatch.delattr(_linear_head, "_mean_row")
     with torch.no_grad():
         assert torch.equal(linear_token_logps(hidden, weight, ids), expected)
     frozen = linear_token_logps(hidden.detach(), weight, ids)
@@ -249,7 +249,7 @@ def test_a_batch_of_rows_is_the_same_as_its_rows():
 @pytest.mark.parametrize("entropy", [False, True])
 def test_the_logits_never_exist(trained: bool, entropy: bool, monkeypatch: pytest.MonkeyPatch):
     rows, width, vocabulary, tile, block = 64, 2, 128, 16, 32
-    monkeypatch.setattr(linear_head, "BLOCK_ROWS", {"cpu": block})
+    monkeypatch.setattr(_linear_head, "BLOCK_ROWS", {"cpu": block})
     hidden, weight, ids = head(rows, width, vocabulary, torch.float32)
     weight.requires_grad_(trained)
     with LargestTensor() as largest:

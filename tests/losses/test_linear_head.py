@@ -12,20 +12,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sctom import packed_linear
-from sctom.losses import linear_head, linear_token_logps
+from sctom.losses import _linear_head, linear_token_logps
 
 TILE, BLOCK = 4, 8
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(linear_head, "BLOCK_ROWS", {"cpu": BLOCK})
+    monkeypatch.setattr(_linear_head, "BLOCK_ROWS", {"cpu": BLOCK})
 
 
 @pytest.fixture(params=["nothing", "some", "all"])
 def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     scores = {"nothing": 0, "some": 3 * TILE * BLOCK, "all": 2**24}[request.param]
-    monkeypatch.setattr(linear_head, "KEPT_SCORES", scores)
+    monkeypatch.setattr(_linear_head, "KEPT_SCORES", scores)
     return request.param
 
 
@@ -90,10 +90,10 @@ def test_packed_blocks_give_what_plain_ones_do(dtype: torch.dtype, monkeypatch: 
     leaves = [hidden, weight.requires_grad_()]
     upstream = upstream.float()
     upstream[5:9] = 0.0  # a part of two tiles, so that backward multiplies other shapes
-    monkeypatch.setattr(linear_head, "KEPT_SCORES", 0)
+    monkeypatch.setattr(_linear_head, "KEPT_SCORES", 0)
     results = []
     for rows in (1, 1000):
-        monkeypatch.setattr(linear_head, "PACK_ROWS", rows)
+        monkeypatch.setattr(_linear_head, "PACK_ROWS", rows)
         results.append(run(hidden, weight, ids, upstream=upstream, leaves=leaves))
     for ours, plain in zip(*results, strict=True):
         assert torch.allclose(
@@ -118,9 +118,9 @@ def test_each_block_is_packed_once_for_all_rows_and_shapes_are_few(monkeypatch: 
         def available(weight: Tensor) -> bool:
             return True
 
-    monkeypatch.setattr(linear_head, "PACK_ROWS", 1)
-    monkeypatch.setattr(linear_head, "PackedLinear", Counting)
-    monkeypatch.setattr(linear_head, "KEPT_SCORES", 2 * 64 * BLOCK)  # one block of the first call
+    monkeypatch.setattr(_linear_head, "PACK_ROWS", 1)
+    monkeypatch.setattr(_linear_head, "PackedLinear", Counting)
+    monkeypatch.setattr(_linear_head, "KEPT_SCORES", 2 * 64 * BLOCK)  # one block of the first call
     for rows in (128, 140, 191):
         hidden, weight, ids, upstream = head(rows, 43, dtype=torch.float32)
         weight.requires_grad_()
@@ -212,7 +212,7 @@ def peak_memory(vocabulary: int, dtype: torch.dtype, trained: bool, differentiat
 def test_memory_is_flat_in_the_vocabulary(
     dtype: torch.dtype, trained: bool, differentiated: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(linear_head, "KEPT_SCORES", 4 * TILE * BLOCK)
+    monkeypatch.setattr(_linear_head, "KEPT_SCORES", 4 * TILE * BLOCK)
     small, large = (peak_memory(V, dtype, trained, differentiated) for V in (64, 256))
     assert large == small
 
