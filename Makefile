@@ -58,7 +58,7 @@ $(SMOLLM2)/config.json: | $(READY)
 selfaware-data: $(READY)
 	$(BIN)/python -m sctom.prepare selfaware --source $(SELFAWARE) --variant original --out data/selfaware
 
-# SmolLM2 on SelfAware, once with GRPO and once with CISPO. About twenty minutes each on one core.
+# SmolLM2 on SelfAware, once with GRPO and once with CISPO. About ten minutes each on two cores.
 selfaware-grpo: $(SMOLLM2)/config.json selfaware-data
 	$(BIN)/python -m sctom.fit --config configs/selfaware_smollm2.yaml --run_dir runs/selfaware-grpo --resume auto
 
