@@ -172,6 +172,9 @@ class _OnlineSoftmax:
     def add(self, rows: slice, scores: Tensor, block: Tensor, ids: Tensor) -> None:
         """Take in the scores [n, C] of some rows for a block [C, H] of W, ids counted within it."""
         top = scores.amax(1, keepdim=True)
+        if bool(torch.isneginf(top).any()):  # a row all of -inf has no softmax of its own
+            scores = scores.clamp_min(torch.finfo(scores.dtype).min)
+            top = scores.amax(1, keepdim=True)
         probs = torch.softmax(scores, 1)
         peak = torch.maximum(self.peak[rows], top)
         largest = probs.amax(1, keepdim=True)  # exp(0) over the sum of all: no pass to add them up

@@ -32,9 +32,7 @@ class Phases:
     """Seconds spent in each phase."""
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(
-            ("time/generate", "time/reward", "time/reward_total", "time/score"), 0.0
-        )
+        self.seconds = dict.fromkeys(("time/generate", "time/reward", "time/score"), 0.0)
 
     @contextmanager
     def time(self, name: str) -> Iterator[None]:
@@ -84,23 +82,25 @@ class Collector:
         module = self.module
         if not prompts:
             return []
-        score = partial(module.score_rewards, group_size=module.group_size)
-        with RewardThread(score) as thread:
+        size = module.group_size
+        with RewardThread(partial(module.start_rewards, group_size=size)) as thread:
             with self.phases.time("generate"):
                 rows = module.complete(
                     prompts,
-                    module.group_size,
+                    size,
                     module.sampling,
                     TRAIN,
                     module.progress.iteration,
                     finished=thread.submit if module.overlap_rewards else None,
                 )
             with self.phases.time("reward"):
-                results = thread.results() if module.overlap_rewards else [(score(rows), len(rows))]
+                if module.overlap_rewards:
+                    results = thread.results()
+                else:
+                    results = [(module.score_rewards(rows, size), len(rows))]
         for logged, count in results:
             for name, value in logged.items():
                 self.logged.mean(name, value, count)
-        self.phases.seconds["time/reward_total"] += thread.seconds
         self.sampled += rows
         return rows
 

@@ -12,7 +12,8 @@ from sctom import losses
 from sctom.batch import Prompt, Row, micro_batches
 from sctom.modules.scoring import Scorer, collate
 from sctom.modules.state import Progress
-from sctom.rewards import Reward, combine, run_rewards
+from sctom.rewards import Reward, combine
+from sctom.rewards import run as rewards_run
 from sctom.rollout import Sample, Sampling
 
 if TYPE_CHECKING:
@@ -31,6 +32,12 @@ def sample_rows(
     groups: dict[int, list[Row]] = {}
 
     def take(number: int, samples: Sequence[Sample]) -> None:
+        if number in groups or len(samples) != group_size:
+            raise ValueError(
+                f"{type(module.sampler).__name__} must give {group_size} completions for each "
+                f"prompt once, but gave {len(samples)} for prompt {number}"
+                + (" again" if number in groups else "")
+            )
         texts = module.tokenizer.batch_decode([s.ids for s in samples], skip_special_tokens=True)
         groups[number] = [
             Row(prompts[number], i, s.ids, text, s.truncated, s.logps)
@@ -54,10 +61,10 @@ def sample_rows(
     return [row for number in range(len(prompts)) for row in groups[number]]
 
 
-def fill_rewards(
+def start_rewards(
     rows: Sequence[Row], rewards: Sequence[Reward], group_size: int, progress: Progress
-) -> dict[str, float]:
-    """Score completions with every reward.
+) -> Callable[[], dict[str, float]]:
+    """Start to score completions with every reward.
 
     Args:
         rows: the completions of each prompt side by side; `rewards`, `reward` and `extra` are set.
@@ -66,12 +73,13 @@ def fill_rewards(
         progress: handed to the functions as `trainer_state`.
 
     Returns:
-        What the functions logged with `log_metric`.
+        What waits for the rewards, fills them in, and returns what the functions logged with
+        `log_metric`.
     """
     columns = {
         name: [row.prompt.columns.get(name) for row in rows] for name in rows[0].prompt.columns
     }
-    results = run_rewards(
+    running = rewards_run.start_rewards(
         rewards,
         prompts=[row.prompt.messages for row in rows],
         completions=[[{"role": "assistant", "content": row.text}] for row in rows],
@@ -79,13 +87,18 @@ def fill_rewards(
         columns=columns,
         trainer_state=progress,
     )
-    weights = {reward.name: reward.weight for reward in rewards}
-    totals = combine(results.values, weights, group_size)
-    for i, row in enumerate(rows):
-        row.rewards = {name: values[i] for name, values in results.values.items()}
-        row.extra = {name: values[i] for name, values in results.extra.items()}
-        row.reward = totals[i]
-    return results.metrics
+
+    def finish() -> dict[str, float]:
+        results = running.result()
+        weights = {reward.name: reward.weight for reward in rewards}
+        totals = combine(results.values, weights, group_size)
+        for i, row in enumerate(rows):
+            row.rewards = {name: values[i] for name, values in results.values.items()}
+            row.extra = {name: values[i] for name, values in results.extra.items()}
+            row.reward = totals[i]
+        return results.metrics
+
+    return finish
 
 
 @torch.no_grad()

@@ -1,43 +1,50 @@
 """Rewards of finished groups are computed while the others are still being sampled.
 
 Sampling keeps the processor or the accelerator busy, a reward that asks a server or runs code
-mostly waits; side by side the shorter of the two costs nothing. What rewards return does not change
-by it: each group is scored whole, one group at a time, in the order in which groups finish, which
-the draws alone decide.
+mostly waits: side by side they cost little more than the longer of the two. Groups are scored
+whole, and their rewards are called in the order in which groups finish, which the draws alone
+decide, so that what a reward returns does not depend on timing. Plain rewards are called for one
+group after the other; async and `concurrent` ones of all groups go on together.
 """
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from queue import SimpleQueue
 from types import TracebackType
 
 from sctom.batch import Row
 
-Score = Callable[[Sequence[Row]], dict[str, float]]
+Finish = Callable[[], dict[str, float]]
+Start = Callable[[Sequence[Row]], Finish]
+_Job = tuple[Future[Finish], Sequence[Row]]
 
 
 class RewardThread:
-    """A thread that scores groups one after the other.
+    """A thread that calls the rewards of one group after the other.
+
+    It is a daemon: a reward that hangs holds back neither an error nor the end of the process.
 
     Args:
-        score: fills in the rewards of rows and returns what the reward functions logged.
+        start: calls the rewards of rows; what it returns waits for those that go on, fills all of
+            them in, and returns what the reward functions logged.
 
-    >>> with RewardThread(lambda rows: {"seen": float(len(rows))}) as thread:
+    >>> with RewardThread(lambda rows: lambda: {"seen": float(len(rows))}) as thread:
     ...     thread.submit([])
     ...     thread.results()
     [({'seen': 0.0}, 0)]
     """
 
-    def __init__(self, score: Score) -> None:
-        self._score = score
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="rewards")
-        self._jobs: list[tuple[Future[dict[str, float]], int]] = []
-        self.seconds = 0.0
-        """Time spent on rewards so far."""
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: list[_Job] = []
+        self._thread = threading.Thread(target=self._work, name="rewards", daemon=True)
 
     def __enter__(self) -> RewardThread:
+        self._thread.start()
         return self
 
     def __exit__(
@@ -46,8 +53,10 @@ class RewardThread:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # after an error nobody needs what is left, and a reward that hangs must not hold it back
-        self._pool.shutdown(wait=kind is None, cancel_futures=True)
+        if kind is not None:
+            for job, _ in self._jobs:  # nobody needs what is left
+                job.cancel()
+        self._queue.put(None)
 
     def submit(self, rows: Sequence[Row]) -> None:
         """Score a group as soon as those before it are scored.
@@ -58,7 +67,8 @@ class RewardThread:
         for job, _ in self._jobs:
             if job.done():
                 job.result()
-        self._jobs.append((self._pool.submit(self._timed, rows), len(rows)))
+        self._jobs.append((Future(), rows))
+        self._queue.put(self._jobs[-1])
 
     def results(self) -> list[tuple[dict[str, float], int]]:
         """Wait for all groups: what was logged for each, and its number of rows.
@@ -66,11 +76,14 @@ class RewardThread:
         Raises:
             RewardError: a reward failed.
         """
-        return [(job.result(), rows) for job, rows in self._jobs]
+        return [(job.result()(), len(rows)) for job, rows in self._jobs]
 
-    def _timed(self, rows: Sequence[Row]) -> dict[str, float]:
-        started = time.perf_counter()
-        try:
-            return self._score(rows)
-        finally:
-            self.seconds += time.perf_counter() - started
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            future, rows = job
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(self._start(rows))
+            except BaseException as error:  # told to whoever waits for it
+                future.set_exception(error)

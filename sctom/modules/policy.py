@@ -20,7 +20,7 @@ from sctom.data import PromptData
 from sctom.modules.advice import SignalWatch, print_advice
 from sctom.modules.backbone import Backbone, stop_ids, trainable
 from sctom.modules.collect import TRAIN, Collector
-from sctom.modules.fill import fill_rewards, sample_rows
+from sctom.modules.fill import sample_rows, start_rewards
 from sctom.modules.groups import Truncated, ZeroVariance, silent_share
 from sctom.modules.guard import FiniteGuard
 from sctom.modules.metrics import Means, peak_memory_mib
@@ -294,9 +294,13 @@ class PolicyModule(L.LightningModule):
         where = (self.seed, *address)
         return sample_rows(self, prompts, group_size, sampling, where, finished)
 
+    def start_rewards(self, rows: Sequence[Row], group_size: int) -> Callable[[], dict[str, float]]:
+        """Start to score rows; what is returned waits, fills them in and gives what was logged."""
+        return start_rewards(rows, self.rewards, group_size, self.progress)
+
     def score_rewards(self, rows: Sequence[Row], group_size: int) -> dict[str, float]:
         """Fill in the rewards of rows; returns what the reward functions logged."""
-        return fill_rewards(rows, self.rewards, group_size, self.progress)
+        return self.start_rewards(rows, group_size)()
 
     def update(self, rows: Sequence[Row], means: Means) -> None:
         """One optimiser step on a minibatch: the losses of its micro-batches add up."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -107,8 +108,8 @@ class Scorer:
     """Log-probabilities of completions under a model, at one temperature, always on full support.
 
     Where the head is a bare linear layer and the model adds nothing after it, the logits are never
-    held for all tokens at once. Whether that is so is measured once, on the first batch, not
-    guessed from the architecture.
+    held for all tokens at once. Whether that is so is measured once for each model, on the first
+    batch, not guessed from the architecture.
 
     Args:
         temperature: divides the logits, as the sampler does.
@@ -116,7 +117,7 @@ class Scorer:
 
     def __init__(self, temperature: float) -> None:
         self.temperature = temperature
-        self._head_alone: bool | None = None
+        self._head_alone: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
     def __call__(self, model: nn.Module, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Score a micro-batch.
@@ -180,9 +181,11 @@ class Scorer:
         return logps.view(targets.shape), entropy.view(targets.shape)
 
     def _looks_at_head(self, model: nn.Module, ids: Tensor) -> bool:
-        if self._head_alone is None:
-            self._head_alone = _head_gives_the_logits(model, ids)
-        return self._head_alone
+        """Whether the head is alone, found once for each model; the sequence [L] is tried."""
+        causal = causal_model(model)
+        if causal not in self._head_alone:
+            self._head_alone[causal] = _head_gives_the_logits(model, ids)
+        return self._head_alone[causal] and is_plain_linear(head(model))
 
 
 @torch.no_grad()

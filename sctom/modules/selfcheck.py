@@ -20,7 +20,7 @@ from sctom.modules.overlap import RewardThread
 from sctom.modules.quantize import coarsest_dtype
 from sctom.modules.ranks import gathered
 from sctom.modules.scoring import collate
-from sctom.rollout import Sampling
+from sctom.rollout import LocalSampler, Sampling
 
 if TYPE_CHECKING:
     from sctom.modules.policy import PolicyModule
@@ -69,7 +69,8 @@ def run_self_checks(module: PolicyModule, prompts: Sequence[Prompt]) -> list[Che
     """
     results = [memory_check(module, prompts)] if wants_probe(module) else []
     if all(result.passed for result in results):
-        results += _chain_checks(module, prompts)
+        with module.trainer.precision_plugin.train_step_context():  # as in the run
+            results += _chain_checks(module, prompts)
     if module.trainer.is_global_zero:
         for result in results:
             mark = "ok" if result.passed else "FAILED"
@@ -158,24 +159,29 @@ def logps_check(module: PolicyModule, rows: Sequence[Row]) -> Check:
     logps, _ = module.scorer(module.model, batch)
     assert batch.sampler_logps is not None
     gaps = (logps - batch.sampler_logps).abs()[batch.mask.bool()]
-    dtype = coarsest_dtype(module.model)
-    if module.progress.sampler_agrees is None:
-        agrees = dtype in TOLERANCE and bool(gaps.max() <= AGREEMENT)
-        module.progress.sampler_agrees = bool(gathered(module, torch.tensor(agrees)).all())
+    device = module.device.type
+    mixed = torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if mixed else coarsest_dtype(module.model)
+    mine = torch.tensor(dtype in TOLERANCE and bool(gaps.max() <= AGREEMENT))
+    agrees = bool(gathered(module, mine).all())
+    if module.progress.iteration == 0 or module.progress.sampler_agrees:
+        module.progress.sampler_agrees = agrees
     kind, gap, limit = "largest", float(gaps.max()), TOLERANCE.get(dtype)
     if limit is None:
         kind, gap, limit = "mean", float(gaps.mean()), COARSE_TOLERANCE
     passed = math.isfinite(gap) and gap <= limit
-    remedy = (
-        "; sampler and trainer disagree: load the weights in float32, turn off dropout, or correct "
-        "the ratio"
-    )
-    return Check(
-        "sampler = trainer",
-        passed,
-        f"{kind} difference of log-probabilities {gap:.2g} (limit {limit:g})"
-        + ("" if passed else remedy),
-    )
+    detail = f"{kind} difference of log-probabilities {gap:.2g} (limit {limit:g})"
+    if not passed:
+        detail += "; sampler and trainer disagree: " + (
+            "load the weights in float32"
+            if isinstance(module.sampler, LocalSampler)
+            else f"{type(module.sampler).__name__} must give log-probabilities on full support, "
+            "at the sampling temperature"
+        )
+    elif module.updates_per_rollout() > 1:
+        source = "the sampler" if module.progress.sampler_agrees else "the trainer"
+        detail += f"; old log-probabilities come from {source}"
+    return Check("sampler = trainer", passed, detail)
 
 
 @torch.no_grad()
@@ -213,12 +219,12 @@ def reward_check(module: PolicyModule, row: Row) -> Check:
     golden = columns.get("expected_answer", columns.get("answer"))
     text = golden if isinstance(golden, str) else row.text
     probe = replace(row, text=text, ids=module.tokenizer.encode(text, add_special_tokens=False))
-    with RewardThread(partial(module.score_rewards, group_size=1)) as thread:
-        if module.overlap_rewards:  # in the thread the run will use: some functions cannot
+    if module.overlap_rewards:  # in the thread the run will use: some functions cannot
+        with RewardThread(partial(module.start_rewards, group_size=1)) as thread:
             thread.submit([probe])
             thread.results()
-        else:
-            module.score_rewards([probe], 1)
+    else:
+        module.score_rewards([probe], 1)
     values = probe.rewards
     source = "the expected answer" if isinstance(golden, str) else "a sampled completion"
     given = [name for name, v in values.items() if v is not None]

@@ -195,20 +195,26 @@ def check_objective(module: PolicyModule) -> None:
 def _is_silent_at_zero(bound: BoundObjective) -> bool:
     """Whether rows of advantage 0 give neither loss nor gradient, and change nothing for others.
 
-    Tried on ratios inside and far beyond the usual clips. A loss that divides by the tokens of its
-    own micro-batch is not silent: the rows count there.
+    Tried on tokens from near-certain to all but impossible, with ratios inside and far beyond the
+    usual clips. A loss that divides by the tokens of its own micro-batch is not silent: the rows
+    count there.
     """
-    old = torch.zeros(3, 6, dtype=torch.float64)
-    spread = torch.tensor([-2.0, -0.3, -0.01, 0.02, 0.25, 2.0], dtype=torch.float64)
-    shift = torch.tensor([[0.0], [0.05], [-0.1]], dtype=torch.float64)
+    likely = (-0.01, -0.7, -3.0, -12.0, -30.0)
+    moves = (-8.0, -2.0, -0.3, -0.01, 0.0, 0.02, 0.25, 2.0, 8.0)
+    pairs = torch.tensor([[p, m] for p in likely for m in moves], dtype=torch.float64)
+    turned = torch.stack([pairs.roll(turn, 0) for turn in (0, 11, 23)])
+    old = turned[..., 0]
+    rows_move = torch.tensor([[1.0], [0.8], [1.2]])  # rows must differ as a whole too
+    moved = (old + rows_move * turned[..., 1]).clamp_max(-1e-4)
     advantages = torch.tensor([1.0, 0.0, -0.5], dtype=torch.float64)
-    lengths = torch.tensor([[6], [3], [5]])
+    lengths = torch.tensor([[len(pairs)], [len(pairs) - 3], [len(pairs) - 1]])
+    totals = Totals(float(lengths.sum()), 3.0, len(pairs))
 
     def loss_of(rows: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        logps = (spread + shift[rows]).requires_grad_()
-        mask = (torch.arange(6) < lengths[rows]).double()
+        logps = moved[rows].requires_grad_()
+        mask = (torch.arange(len(pairs)) < lengths[rows]).double()
         losses = bound.loss(logps, old[rows], advantages[rows], mask)
-        total = bound.reduce(losses, mask, Totals(14.0, 3.0, 6))
+        total = bound.reduce(losses, mask, totals)
         gradient = torch.autograd.grad(total, logps)[0] if total.requires_grad else mask
         return losses.detach(), gradient, total.detach()
 

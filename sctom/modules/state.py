@@ -30,8 +30,8 @@ class Progress:
     sampler_agrees: bool | None = None
     """Whether the self-check found the sampler's log-probabilities equal to the trainer's.
 
-    They then serve as those of the old policy. Found once for a run, so that resuming it does not
-    change its arithmetic; None before, or without self-checks.
+    They then serve as those of the old policy. Found at the start of a run; when it is resumed it
+    can only be taken back, by a check that finds them different. None without self-checks.
     """
 
     @property

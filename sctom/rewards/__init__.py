@@ -3,14 +3,13 @@
 from sctom.rewards.base import (
     Reward,
     RewardError,
-    RewardResults,
     check_rewards,
     combine,
     completion_text,
-    run_rewards,
 )
 from sctom.rewards.confidence import Brier, ConfidenceTarget, LogScore, Ternary
 from sctom.rewards.function import FunctionReward
+from sctom.rewards.run import RewardResults, RunningRewards, run_rewards, start_rewards
 from sctom.rewards.selfaware import (
     IDK_PATTERNS,
     SelfAware,
@@ -29,6 +28,7 @@ __all__ = [
     "Reward",
     "RewardError",
     "RewardResults",
+    "RunningRewards",
     "SelfAware",
     "SelfAwareStrict",
     "Ternary",
@@ -39,4 +39,5 @@ __all__ = [
     "run_rewards",
     "selfaware_reward_func",
     "selfaware_reward_func_mlx",
+    "start_rewards",
 ]

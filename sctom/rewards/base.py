@@ -1,4 +1,4 @@
-"""What a reward is, and how rewards are called, checked and added up.
+"""What a reward is, and how rewards are checked and added up.
 
 The calling convention is that of TRL's GRPOTrainer, so a function written for it runs here
 unchanged. A reward is any callable, plain or async,
@@ -18,18 +18,14 @@ counted as 0 (see `combine`).
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, SupportsFloat
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from sctom.readers import nearest
-from sctom.rewards import loop
 
 Values = list[float | None]
 
@@ -60,12 +56,18 @@ class Reward(ABC):
     ...         return [float(len(completion_text(c)) <= n) for c, n in zip(completions, limit)]
     >>> ShortAnswer().name
     'short_answer'
+    >>> from sctom.rewards import run_rewards
     >>> run_rewards([ShortAnswer()], ["Why?"], ["Because."], [[1]], {"limit": [20]}).values
     {'short_answer': [1.0]}
     """
 
     weight: float = 1.0
     name: str = "reward"
+    concurrent: bool = False
+    """Whether it may be called from several threads at once, each call in one of its own.
+
+    For what waits for something outside, a server or a process. An async reward needs no threads.
+    """
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -100,19 +102,6 @@ class Reward(ABC):
             Lines of one or two sentences, each with a number, its consequence and a remedy.
         """
         return []
-
-
-@dataclass(frozen=True)
-class RewardResults:
-    """What the rewards of a run gave for one batch of completions."""
-
-    values: dict[str, Values] = field(default_factory=dict)
-    """Reward -> one number or None per completion, before any weight."""
-    extra: dict[str, list[Any]] = field(default_factory=dict)
-    """Column of the completions table (`log_extra`) -> one entry per completion. A column that an
-    earlier reward has logged too is "reward/column"."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Metric -> mean over the calls of `log_metric`."""
 
 
 def completion_text(completion: str | Sequence[Mapping[str, Any]]) -> str:
@@ -175,158 +164,6 @@ def _check_signature(reward: Reward, columns: list[str]) -> None:
             has = f"it has: {', '.join(columns) or 'no columns'}."
             hint = nearest(parameter.name, columns)
             raise RewardError(f"{needed}, which the data does not have; {has}{hint}")
-
-
-def run_rewards(
-    rewards: Sequence[Reward],
-    prompts: Sequence[Any],
-    completions: Sequence[Any],
-    completion_ids: Sequence[Any],
-    columns: Mapping[str, Sequence[Any]],
-    *,
-    trainer_state: Any = None,
-) -> RewardResults:
-    """Call each reward once on the whole batch, and check what it returns.
-
-    Rewards are started in their order, and the async ones go on together while the plain ones after
-    them are computed: put slow async rewards first. They run on an event loop in a thread of its
-    own, so a caller may have a running loop.
-
-    Args:
-        rewards: rewards with different names.
-        prompts: B prompts, each a string or a list of messages.
-        completions: B completions, each a string or a list of messages.
-        completion_ids: B lists of token ids.
-        columns: column of the data -> B values.
-        trainer_state: handed to rewards that name it.
-
-    Raises:
-        RewardError: lengths that differ; what `check_rewards` refuses; a reward that raises (its
-            error is the cause), that returns another number of values, or a value that is neither
-            None nor a finite number.
-    """
-    check_rewards(rewards, columns)
-    data: dict[str, Any] = dict(columns)
-    data.update(prompts=prompts, completions=completions, completion_ids=completion_ids)
-    for name, entries in data.items():
-        if len(entries) != len(completions):
-            counts = f"{len(entries)} entries for {len(completions)} completions"
-            raise RewardError(f"{name} has {counts}")
-    data["trainer_state"] = trainer_state
-    logs = {reward.name: _Log(reward.name, len(completions)) for reward in rewards}
-    started: dict[str, Any] = {}
-    try:
-        for reward in rewards:
-            started[reward.name] = _start(reward, data | logs[reward.name].arguments())
-        returned = {name: _finish(name, result) for name, result in started.items()}
-    finally:
-        for result in started.values():
-            if isinstance(result, Future):
-                result.cancel()  # does nothing to one that is done
-    values = {name: _checked(name, result, prompts) for name, result in returned.items()}
-    return RewardResults(values, _extra_columns(logs), _metric_means(logs))
-
-
-def _start(reward: Reward, given: Mapping[str, Any]) -> Any:
-    parameters = reward.signature().parameters.values()
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    names = {parameter.name for parameter in parameters}
-    arguments = {name: value for name, value in given.items() if takes_all or name in names}
-    for name in arguments.keys() & {"prompts", "completions", "completion_ids"}:
-        # what a reward does to its lists must reach neither the run nor other rewards
-        arguments[name] = copy.deepcopy(arguments[name])
-    try:
-        result = reward(**arguments)
-    except Exception as error:
-        raise _raised(reward.name, error) from error
-    return loop.start(result) if inspect.isawaitable(result) else result
-
-
-def _finish(name: str, result: Any) -> Any:
-    if not isinstance(result, Future):
-        return result
-    try:
-        return result.result()
-    except Exception as error:
-        raise _raised(name, error) from error
-
-
-def _raised(name: str, error: Exception) -> RewardError:
-    if isinstance(error, RewardError):
-        return RewardError(f"reward {name!r}: {error}")
-    return RewardError(f"reward {name!r} raised {type(error).__name__}: {error}")
-
-
-def _checked(name: str, result: Any, prompts: Sequence[Any]) -> Values:
-    """The values of one reward as floats and Nones, or the error that names what is wrong."""
-    if not isinstance(result, Collection) or isinstance(result, (str, bytes, Mapping, Set)):
-        found = f"{type(result).__name__}: {result!r:.60}"
-        raise RewardError(f"reward {name!r} must return a list of numbers but returned a {found}")
-    entries = list(result)
-    if len(entries) != len(prompts):
-        expected = f"{len(prompts)} values, one for each completion"
-        raise RewardError(f"reward {name!r} must return {expected}, but returned {len(entries)}")
-    values = [None if entry is None else _number(entry) for entry in entries]
-    for row, value in enumerate(values):
-        if value is not None and not math.isfinite(value):
-            prompt = prompts[row][-1:] if isinstance(prompts[row], list) else prompts[row]
-            place = f"{entries[row]!r:.60} for row {row} (prompt {prompt!r:.200})"
-            hint = "give a finite number, or None where it cannot judge"
-            raise RewardError(f"reward {name!r} gave {place}; {hint}")
-    return values
-
-
-def _number(entry: Any) -> float:
-    """The entry as a float; NaN when it is not one number."""
-    if isinstance(entry, (str, bytes)) or not isinstance(entry, SupportsFloat):
-        return math.nan
-    try:
-        return float(entry)
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-        OverflowError,
-    ):  # arrays of several numbers, 10**400
-        return math.nan
-
-
-class _Log:
-    """What one reward logs during one call."""
-
-    def __init__(self, reward: str, rows: int) -> None:
-        self.reward = reward
-        self.rows = rows
-        self.columns: dict[str, list[Any]] = {}
-        self.numbers: dict[str, list[float]] = {}
-
-    def arguments(self) -> dict[str, Any]:
-        return {"log_extra": self.extra, "log_metric": self.metric}
-
-    def extra(self, column: str, values: Sequence[Any]) -> None:
-        if len(values) != self.rows:
-            counts = f"{len(values)} entries for {self.rows} completions"
-            raise RewardError(f"log_extra({column!r}) was given {counts}")
-        self.columns[column] = list(values)
-
-    def metric(self, name: str, value: SupportsFloat) -> None:
-        self.numbers.setdefault(name, []).append(float(value))
-
-
-def _extra_columns(logs: Mapping[str, _Log]) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {}
-    for log in logs.values():
-        for column, entries in log.columns.items():
-            columns[f"{log.reward}/{column}" if column in columns else column] = entries
-    return columns
-
-
-def _metric_means(logs: Mapping[str, _Log]) -> dict[str, float]:
-    calls: dict[str, list[float]] = {}
-    for log in logs.values():
-        for name, numbers in log.numbers.items():
-            calls.setdefault(name, []).extend(numbers)
-    return {name: sum(numbers) / len(numbers) for name, numbers in calls.items()}
 
 
 def combine(

@@ -23,6 +23,7 @@ class FunctionReward(Reward):
         arguments: for a factory such as TRL's get_cosine_scaled_reward: the reward is what the
             factory returns for these keyword arguments. None: `path` is the reward itself.
         name: metric key; by default the last part of the path.
+        concurrent: the function may be called from several threads at once.
 
     Raises:
         RewardError: nothing callable is found, or the factory does not take `arguments`.
@@ -43,11 +44,13 @@ sctom.rewards.selfaware has no 'selfaware_reward'. Did you mean 'selfaware_rewar
         weight: float = 1.0,
         arguments: dict[str, Any] | None = None,
         name: str | None = None,
+        concurrent: bool = False,
     ) -> None:
         found = _find(path) if isinstance(path, str) else path
         place = path if isinstance(path, str) else _own_name(path)
         super().__init__(weight=weight, name=name or re.split("[.:]", place)[-1])
         self.function = _prepared(found, arguments, place)
+        self.concurrent = concurrent
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the function returns."""

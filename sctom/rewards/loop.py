@@ -12,9 +12,12 @@ import atexit
 import functools
 import os
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from inspect import isawaitable
 from typing import Any
+
+_AT_ONCE = threading.Semaphore(32)
 
 
 def start(awaitable: Awaitable[Any]) -> Future[Any]:
@@ -24,6 +27,30 @@ def start(awaitable: Awaitable[Any]) -> Future[Any]:
     1.0
     """
     return asyncio.run_coroutine_threadsafe(_wait(awaitable), _loop_of(os.getpid()))
+
+
+def start_in_thread(call: Callable[[], Any]) -> Future[Any]:
+    """Start a call in a thread of its own; at most 32 go on at a time.
+
+    The threads are daemons: a call that hangs does not hold back the end of the process.
+
+    >>> start_in_thread(lambda: 1.0).result()
+    1.0
+    """
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        with _AT_ONCE:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = call()
+                future.set_result(start(result).result() if isawaitable(result) else result)
+            except BaseException as error:  # told to whoever waits for it
+                future.set_exception(error)
+
+    threading.Thread(target=run, name="sctom-reward", daemon=True).start()
+    return future
 
 
 async def _wait(awaitable: Awaitable[Any]) -> Any:

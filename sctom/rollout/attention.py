@@ -155,22 +155,28 @@ def _attend(
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         dropout=dropout,
     )
-    return attended.unsqueeze(0)
+    return attended.unsqueeze(0).contiguous()
 
 
-def run_packed(decoder: Any, ids: Tensor, positions: Tensor, layout: Layout, **others: Any) -> Any:
-    """Run a decoder or a causal model on one packed row.
+def run_packed(model: Any, ids: Tensor, positions: Tensor, layout: Layout, **others: Any) -> Any:
+    """Run a causal model, or its decoder, on one packed row.
 
     Args:
-        decoder: the module; `let_layouts_attend` was called for it.
+        model: the module.
         ids: [N] token ids.
         positions: [N] position of each token in its sequence.
         layout: which attend to which.
         others: further arguments of the module.
+
+    Raises:
+        UnsupportedAttentionError: its attention does not look for layouts.
     """
-    # a mask of four axes is handed on as it is, so that none is built; layouts do not look at it
-    unused = torch.empty(1, 1, 1, 1, device=ids.device)
-    return decoder(
+    if (reason := let_layouts_attend(model)) is not None:
+        raise UnsupportedAttentionError(f"{type(model).__name__} cannot run packed rows: {reason}")
+    # a mask of four axes is handed on as it is, so that none is built; an attention that looked at
+    # this one would give no numbers
+    unused = torch.full((1, 1, 1, 1), torch.nan, device=ids.device)
+    return model(
         input_ids=ids.unsqueeze(0),
         position_ids=positions.unsqueeze(0),
         attention_mask=unused,

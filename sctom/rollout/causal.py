@@ -63,11 +63,12 @@ def head(model: nn.Module) -> nn.Module:
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """Whether a head is a bare linear without bias or adapter.
+    """Whether a head is a bare linear without bias, adapter or hook.
 
     Its weight alone then says what it computes.
     """
-    return type(module) is nn.Linear and module.bias is None
+    plain = type(module) is nn.Linear and module.bias is None
+    return plain and not module._forward_hooks and not module._forward_pre_hooks
 
 
 def pad(

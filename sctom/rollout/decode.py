@@ -8,13 +8,15 @@ position, and attention over two sets of keys is one softmax over the scores of 
 
 In attention rows lie in slots [P, K, G], G for each of the P prompts that still has rows, so that
 the rows of one prompt meet its keys in one product. Slots are made anew when the largest number of
-rows of a prompt falls or a prompt has none left; those that are empty meanwhile compute on zeros.
+rows of a prompt falls or a prompt has none left; those that are empty meanwhile repeat some row,
+and nothing looks at what comes out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +30,7 @@ from sctom.rollout.base import Sampling
 from sctom.rollout.causal import causal_model
 from sctom.rollout.draw import next_tokens
 from sctom.rollout.drawn import Drawn
+from sctom.rollout.fused import fused_layers
 from sctom.seeds import Keys
 
 _PREFILL_TOKENS = 4096
@@ -65,7 +68,13 @@ def decode_packed(
         sampling: how they are drawn.
         drawn: takes the tokens.
     """
-    causal = causal_model(model)
+    with fused_layers(model):
+        _decode(causal_model(model), prompts, keys, sampling, drawn)
+
+
+def _decode(
+    causal: nn.Module, prompts: Sequence[Prompt], keys: Keys, sampling: Sampling, drawn: Drawn
+) -> None:
     device = drawn.alive.device
     group_size = len(keys) // len(prompts)
     lengths = [len(prompt.ids) for prompt in prompts]
@@ -114,16 +123,29 @@ def _prefill(
 
 @dataclass
 class _Layer:
-    """Keys and values of one layer."""
+    """Keys and values of one layer: P prompts, K heads, G slots."""
 
     prompt_key: Tensor
     """[P, K, L, D], 0 beyond the end of a prompt."""
     prompt_value: Tensor
     """[P, K, L, E]"""
     key: Tensor
-    """[P, K, G, C, D]; C is the room for tokens, 0 where there is none yet."""
+    """[P K G, C, D]; C is the room for tokens, 0 where there is none yet."""
     value: Tensor
-    """[P, K, G, C, E]"""
+    """[P K G, C, E]"""
+
+
+class _Places(NamedTuple):
+    """Where rows lie in the slots of layers with K heads; all of these layers share it."""
+
+    row: Tensor
+    """[P K G] the row (times K, plus the head) in each slot; some row where there is none."""
+    slot: Tensor
+    """[n K] the slot of each head of each row."""
+    packed: Tensor
+    """[N K] the same for the packed row, which is filled up with some slot."""
+    mask: Tensor
+    """[P K, 1, L] -inf beyond the end of a prompt, in the dtype of the scores."""
 
 
 @dataclass(frozen=True)
@@ -179,27 +201,34 @@ class _Rows:
         self._groups, self._size = len(lengths), group_size
         self._slots: NDArray[np.int64] = np.arange(len(lengths) * group_size)
         self._device = device
-        self._look()
+        self._known: dict[tuple[int, torch.dtype], _Places] = {}
 
-    def _look(self) -> None:
-        """Tensors that all layers share, from the slots and the lengths of the prompts."""
-        self._full = len(self._slots) == self._groups * self._size
-        group, place = np.divmod(self._slots, self._size)
-        self._group = torch.from_numpy(group).to(self._device)
-        self._place = torch.from_numpy(place).to(self._device)
-        beyond = np.arange(self._lengths.max()) >= self._lengths[:, None]
-        mask = torch.zeros(beyond.shape).masked_fill_(torch.from_numpy(beyond), -torch.inf)
-        self._mask = mask[:, None, None].to(self._device)  # [P, 1, 1, L]
+    def _places(self, heads: int, dtype: torch.dtype) -> _Places:
+        """Where the rows lie, made once until that changes."""
+        if (heads, dtype) not in self._known:
+            group, place = np.divmod(self._slots, self._size)
+            slot = (group[:, None] * heads + np.arange(heads)) * self._size + place[:, None]
+            row = np.zeros(self._groups * heads * self._size, dtype=np.int64)
+            row[slot] = np.arange(slot.size).reshape(slot.shape)
+            filler = [(0, padded_rows(len(slot)) - len(slot)), (0, 0)]
+            mask = np.arange(self._lengths.max()) >= np.repeat(self._lengths, heads)[:, None, None]
+            self._known[heads, dtype] = _Places(
+                torch.from_numpy(row).to(self._device),
+                torch.from_numpy(slot.ravel()).to(self._device),
+                torch.from_numpy(np.pad(slot, filler).ravel()).to(self._device),
+                torch.from_numpy(np.where(mask, -np.inf, 0.0)).to(self._device, dtype),
+            )
+        return self._known[heads, dtype]
 
     def layer(self, number: int, key: Tensor, value: Tensor) -> _Layer:
         """The keys and values of a layer, made for those of its first pass, [N, K, D] each."""
         if number not in self._layers:
-            groups, longest = len(self._lengths), int(self._lengths.max())
+            groups, heads, longest = self._groups, key.shape[1], int(self._lengths.max())
             self._layers[number] = _Layer(
-                key.new_zeros(groups, key.shape[1], longest, key.shape[2]),
-                value.new_zeros(groups, value.shape[1], longest, value.shape[2]),
-                key.new_zeros(groups, key.shape[1], self._size, 0, key.shape[2]),
-                value.new_zeros(groups, value.shape[1], self._size, 0, value.shape[2]),
+                key.new_zeros(groups, heads, longest, key.shape[2]),
+                value.new_zeros(groups, heads, longest, value.shape[2]),
+                key.new_zeros(groups * heads * self._size, 0, key.shape[2]),
+                value.new_zeros(groups * heads * self._size, 0, value.shape[2]),
             )
         return self._layers[number]
 
@@ -209,33 +238,30 @@ class _Rows:
         counts = np.bincount(self._slots // self._size, minlength=self._groups)
         if counts.max() < self._size or not counts.all():
             self._repack(counts)
-        self._look()
+        self._known.clear()
 
     def _repack(self, counts: NDArray[np.int64]) -> None:
         """As few slots as the rows that are left need; rows stay in order."""
-        old = torch.from_numpy(self._slots).to(self._device)
         (left,) = counts.nonzero()
         size = int(counts.max())
         starts = np.repeat(np.cumsum(counts[left]) - counts[left], counts[left])
         place = np.arange(len(self._slots)) - starts
-        self._slots = np.repeat(np.arange(len(left)), counts[left]) * size + place
-        new = torch.from_numpy(self._slots).to(self._device)
+        slots = np.repeat(np.arange(len(left)), counts[left]) * size + place
+        old = np.zeros(len(left) * size, dtype=np.int64)  # whose place each slot takes
+        old[slots] = self._slots
+        group, place = np.divmod(old.reshape(len(left), 1, size), self._size)
         self._lengths = self._lengths[left]
         longest = int(self._lengths.max())
         stays = torch.from_numpy(left).to(self._device)
         for kept in self._layers.values():
+            heads = kept.prompt_key.shape[1]
+            moved = (group * heads + np.arange(heads)[:, None]) * self._size + place
+            source = torch.from_numpy(moved.ravel()).to(self._device)
+            kept.key, kept.value = (t.index_select(0, source) for t in (kept.key, kept.value))
             if len(left) < self._groups:
                 kept.prompt_key = kept.prompt_key[stays, :, :longest]
                 kept.prompt_value = kept.prompt_value[stays, :, :longest]
-            kept.key = self._moved(kept.key, old, new, len(left), size)
-            kept.value = self._moved(kept.value, old, new, len(left), size)
-        self._groups, self._size = len(left), size
-
-    def _moved(self, kept: Tensor, old: Tensor, new: Tensor, groups: int, size: int) -> Tensor:
-        moved = kept.new_zeros(groups, kept.shape[1], size, *kept.shape[3:])
-        picked = kept[old // self._size, :, old % self._size, : self._filled]
-        moved[new // size, :, new % size, : self._filled] = picked
-        return moved
+        self._groups, self._size, self._slots = len(left), size, slots
 
     def advance(self) -> None:
         """Make room for the next token of each row."""
@@ -254,51 +280,27 @@ class _Rows:
         """See `sctom.rollout.attention.Layout`.
 
         Here P prompts of L tokens, K heads of keys that serve R query heads each, G slots, C tokens
-        of completions. Tokens beyond those of the rows fill the packed row up and attend to
-        nothing.
+        of completions. Tokens beyond those of the rows fill the packed row up and get the result of
+        some row.
         """
-        kept, rows, filled = self._layers[layer], len(self._slots), len(query)
-        self._append(kept.key, key[:rows])
-        self._append(kept.value, value[:rows])
-        by_head = query[:rows].view(rows, key.shape[1], -1, query.shape[2])
-        slots = self._in_slots(by_head)  # [P, K, G, R, D]
-        by_row = slots.flatten(0, 2)
-        own_key, own_value = (
-            t.flatten(0, 2)[:, : self._filled] for t in (kept.key, kept.value)
-        )  # [PKG, C, D]
-        by_prompt = slots.flatten(2, 3).flatten(0, 1)
+        kept, rows, heads = self._layers[layer], len(self._slots), key.shape[1]
+        places = self._places(heads, query.dtype)
+        end = self._filled
+        for behind, new in ((kept.key, key), (kept.value, value)):
+            new = new[:rows].reshape(rows * heads, -1).to(behind.dtype)
+            behind[:, end - 1].index_copy_(0, places.slot, new)
+        slots = query[:rows].reshape(rows * heads, -1).index_select(0, places.row)
+        by_row = slots.view(len(slots), -1, query.shape[2])  # [PKG, R, D]
+        own_key, own_value = kept.key[:, :end], kept.value[:, :end]  # [PKG, C, D]
         prompt_key, prompt_value = kept.prompt_key.flatten(0, 1), kept.prompt_value.flatten(0, 1)
-        mask = self._mask.to(query.dtype).expand(-1, key.shape[1], -1, -1).flatten(0, 1)
-        on_prompt = torch.baddbmm(mask, by_prompt, prompt_key.mT, alpha=scale)  # [PK, GR, L]
-        on_own = torch.baddbmm(by_row.new_zeros(()), by_row, own_key.mT, beta=0, alpha=scale)
+        by_prompt = slots.view(len(prompt_key), -1, query.shape[2])  # [PK, GR, D]
+        on_prompt = torch.baddbmm(places.mask, by_prompt, prompt_key.mT, alpha=scale)  # [PK, GR, L]
+        on_own = torch.baddbmm(by_row.new_empty(()), by_row, own_key.mT, beta=0, alpha=scale)
         length = prompt_key.shape[1]
-        scores = torch.cat([on_prompt, on_own.view(*on_prompt.shape[:2], -1)], -1)
+        scores = torch.cat([on_prompt, on_own.view(*on_prompt.shape[:2], end)], -1)
         weights = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
         of_prompt = torch.bmm(weights[..., :length], prompt_value).view(*by_row.shape[:2], -1)
         own_weights = weights.view(*by_row.shape[:2], -1)[..., length:]
-        attended = torch.baddbmm(of_prompt, own_weights, own_value)
-        out = self._out_of_slots(attended.view(*slots.shape[:4], -1)).flatten(1, 2)
-        return out if rows == filled else pad(out, (0, 0, 0, 0, 0, filled - rows))
-
-    def _append(self, kept: Tensor, new: Tensor) -> None:
-        """Put [n, K, D] behind what is kept, [P, K, G, C, D]."""
-        last = kept[..., self._filled - 1, :]
-        if self._full:
-            last.copy_(new.view(self._groups, self._size, *new.shape[1:]).transpose(1, 2))
-        else:
-            last[self._group, :, self._place] = new.to(kept.dtype)
-
-    def _in_slots(self, rows: Tensor) -> Tensor:
-        """[n, K, R, D] -> [P, K, G, R, D]; 0 where there is no row."""
-        if self._full:
-            slots = rows.view(self._groups, self._size, *rows.shape[1:])
-            return slots.transpose(1, 2).contiguous()
-        slots = rows.new_zeros(self._groups, rows.shape[1], self._size, *rows.shape[2:])
-        slots[self._group, :, self._place] = rows
-        return slots
-
-    def _out_of_slots(self, slots: Tensor) -> Tensor:
-        """[P, K, G, R, D] -> [n, K, R, D]."""
-        if self._full:
-            return slots.transpose(1, 2).flatten(0, 1)
-        return slots[self._group, :, self._place]
+        attended = torch.baddbmm(of_prompt, own_weights, own_value)  # [PKG, R, E]
+        out = attended.view(len(attended), -1).index_select(0, places.packed)
+        return out.view(len(query), query.shape[1], -1)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +33,9 @@ from sctom.rollout.forwards import Forward, is_untouched, replaced_forwards
 
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Children of one module that most models call with the same tensor, in this order."""
+
+_FEWEST = 2
+"""A weight laid out for products with one row is slow in all others, and steps have two or more."""
 
 _BLOCK_ROWS = 16384
 """Rows of a head that are widened at a time where no copy of it is kept."""
@@ -60,7 +64,7 @@ def merged_linears(model: nn.Module, *, rows: int) -> Iterator[None]:
                         visit(layer)
 
     def install(layers: Sequence[nn.Module]) -> bool:
-        forwards = _forwards(layers, rows, wide=layers[0] is last)
+        forwards = _forwards(layers, max(rows, _FEWEST), wide=layers[0] is last)
         for layer, forward in zip(layers, forwards, strict=False):
             replace(layer, forward)
         return bool(forwards)
@@ -126,34 +130,51 @@ def _forwards(layers: Sequence[nn.Module], rows: int, *, wide: bool) -> list[For
 
     if len(layers) == 1:
         return [compute]
-    return _Together(compute, [len(weight) for weight in weights]).forwards()
+    together = _Together(compute, [len(weight) for weight in weights])
+    parts: list[Forward] = [_Part(together, number) for number in range(len(layers))]
+    return parts
 
 
 class _Together:
     """Layers that read the same, as one product."""
 
     def __init__(self, compute: Forward, sizes: list[int]) -> None:
-        self._compute = compute
-        self._sizes = sizes
+        self.compute = compute
+        self.sizes = sizes
         self._parts: tuple[Tensor, ...] = ()
         self._input: tuple[Tensor, int] | None = None
 
-    def forwards(self) -> list[Forward]:
-        """One for each layer."""
-        return [self._forward(number) for number in range(len(self._sizes))]
+    def part(self, number: int, x: Tensor) -> Tensor:
+        """What one of the layers gives for x."""
+        known = self._input
+        if known is None or known[0] is not x or known[1] != x._version:
+            self._parts = torch.split(self.compute(x), self.sizes, -1)
+            self._input = (x, x._version)
+        part = self._parts[number]
+        if number == len(self.sizes) - 1:
+            self._parts, self._input = (), None
+        return part
 
-    def _forward(self, number: int) -> Forward:
-        def forward(x: Tensor) -> Tensor:
-            known = self._input
-            if known is None or known[0] is not x or known[1] != x._version:
-                self._parts = torch.split(self._compute(x), self._sizes, -1)
-                self._input = (x, x._version)
-            part = self._parts[number]
-            if number == len(self._sizes) - 1:
-                self._parts, self._input = (), None
-            return part
 
-        return forward
+@dataclass(frozen=True)
+class _Part:
+    """The forward of one of several layers that read the same."""
+
+    together: _Together
+    number: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.together.part(self.number, x)
+
+
+def joint_product(*layers: nn.Module) -> Forward | None:
+    """The one product that several layers are parts of for now, in this order; else None."""
+    parts = [vars(layer).get("forward") for layer in layers]
+    first = parts[0]
+    if not isinstance(first, _Part) or len(first.together.sizes) != len(parts):
+        return None
+    whole = [_Part(first.together, number) for number in range(len(parts))]
+    return first.together.compute if parts == whole else None
 
 
 class _Linear(NamedTuple):

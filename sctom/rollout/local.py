@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from threading import RLock
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 
 from sctom.batch import Prompt
 from sctom.rollout.base import Finished, Sample, Sampling
+from sctom.rollout.causal import causal_model
 from sctom.rollout.decode import decode_packed
 from sctom.rollout.drawn import Drawn
 from sctom.rollout.linears import merged_linears, wide_head
@@ -18,6 +21,9 @@ from sctom.rollout.norms import fused_norms
 from sctom.rollout.plain import decode_plain
 from sctom.rollout.sharing import shares_prefixes
 from sctom.seeds import keys_for
+
+_LOCKS: WeakKeyDictionary[nn.Module, AbstractContextManager[bool]] = WeakKeyDictionary()
+"""One for each model: what is sampled in one thread changes its layers for the time."""
 
 
 class LocalSampler:
@@ -54,6 +60,9 @@ class LocalSampler:
         finished: Finished | None = None,
     ) -> list[Sample]:
         """See `Sampler.sample`."""
+        for prompt in prompts:
+            if not prompt.ids:
+                raise ValueError(f"prompt {prompt.index} has no tokens, so nothing can follow it")
         longest = max((len(prompt.ids) for prompt in prompts), default=0) + sampling.max_new_tokens
         decode = decode_packed if shares_prefixes(model, longest) else decode_plain
         groups: list[list[Sample]] = [[] for _ in prompts]
@@ -85,6 +94,7 @@ class LocalSampler:
         """The model as it samples fastest, for about so many tokens at a time."""
         on_cpu = next(model.parameters()).device.type == "cpu"
         with ExitStack() as stack:
+            stack.enter_context(_LOCKS.setdefault(causal_model(model), RLock()))
             # tensors of inference mode do not tell that they were changed, which linears must know
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())

@@ -53,6 +53,16 @@ def decode_plain(
         position = position + 1
 
 
+def _repeat(cache: DynamicCache, group_size: int, name: str) -> None:
+    try:
+        cache.batch_repeat_interleave(group_size)
+    except AttributeError as error:
+        raise ValueError(
+            f"{name} keeps a state that transformers cannot repeat for a group ({error}); sctom "
+            "does not sample from such models yet"
+        ) from error
+
+
 def _prefill(
     model: nn.Module, prompts: Sequence[Prompt], group_size: int
 ) -> tuple[DynamicCache, Tensor, Tensor, Tensor]:
@@ -66,7 +76,7 @@ def _prefill(
     logits = next_logits(
         model, input_ids=ids, attention_mask=mask, position_ids=positions, cache=cache
     )
-    cache.batch_repeat_interleave(group_size)
+    _repeat(cache, group_size, type(causal_model(model)).__name__)
     last = logits.repeat_interleave(group_size, 0)
     following = mask.sum(-1).repeat_interleave(group_size, 0)
     return cache, last, mask.repeat_interleave(group_size, 0), following

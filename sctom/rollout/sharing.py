@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -25,11 +27,14 @@ from sctom.rollout.packing import Packed, pack
 class _Finding:
     reason: str | None
     """Why the model has to be run on padded rows, whatever their length."""
-    window: int | None = None
+    most: int = sys.maxsize
     """The most tokens a sequence may have."""
+    beyond: str = ""
+    """Why no more."""
 
 
-_FOUND: WeakKeyDictionary[nn.Module, _Finding] = WeakKeyDictionary()
+_FOUND: WeakKeyDictionary[nn.Module, tuple[str, _Finding]] = WeakKeyDictionary()
+"""With the attention that the model had."""
 _TOLD: WeakSet[nn.Module] = WeakSet()
 
 
@@ -43,14 +48,12 @@ def why_plain(model: nn.Module, longest: int) -> str | None:
         longest: tokens of the longest sequence that will be run.
     """
     causal = causal_model(model)
-    if causal not in _FOUND:
-        _FOUND[causal] = _look(causal)
-    found = _FOUND[causal]
-    if found.reason is None and found.window is not None and longest > found.window:
-        return (
-            f"it attends to the last {found.window} tokens only, and sequences of {longest} tokens "
-            "may come"
-        )
+    if causal not in _FOUND or _FOUND[causal][0] != causal.config._attn_implementation:
+        found = _look(causal)
+        _FOUND[causal] = causal.config._attn_implementation, found
+    _, found = _FOUND[causal]
+    if found.reason is None and longest > found.most:
+        return f"{found.beyond}, and sequences of {longest} tokens may come"
     return found.reason
 
 
@@ -80,6 +83,8 @@ def _look(causal: nn.Module) -> _Finding:
         return _compare(causal)
     except UnsupportedAttentionError as error:
         return _Finding(str(error))
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError) as error:
+        return _Finding(f"on packed rows its code fails with {type(error).__name__}: {error}")
     finally:
         for layer, training in modes:
             layer.training = training
@@ -103,14 +108,49 @@ def _compare(causal: nn.Module) -> _Finding:
             f"its logits on packed rows differ by {found:.2g} from those on padded ones (limit "
             f"{limit:.2g}): its tokens meet elsewhere than in attention"
         )
+    counted = _Counted(row)
     try:
-        _logits(causal, replace(row, longest=sys.maxsize))
+        run_packed(causal, row.ids, row.positions, counted)
     except UnsupportedAttentionError as error:
-        return _Finding(None, error.window)
-    kinds = set(getattr(causal.config, "layer_types", None) or []) - {"full_attention"}
-    if kinds:
+        if error.window is None:
+            raise
+        return _Finding(None, error.window, f"it attends to the last {error.window} tokens only")
+    if max(counted.calls.values()) > 1:
+        return _Finding("it attends several times in one layer, and decoding keeps one set of keys")
+    if kinds := set(getattr(causal.config, "layer_types", None) or []) - {"full_attention"}:
         return _Finding(f"some of its layers are of the kinds {', '.join(sorted(kinds))}")
-    return _Finding(None)
+    return _rotary_limit(causal.config)
+
+
+class _Counted:
+    """A layout that counts its calls, and whose longest sequence exceeds every window."""
+
+    longest = sys.maxsize
+
+    def __init__(self, row: Packed) -> None:
+        self.calls: Counter[int] = Counter()
+        self._row = row
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, dropout: float
+    ) -> Tensor:
+        """See `sctom.rollout.attention.Layout`."""
+        self.calls[layer] += 1
+        return self._row.attend(layer, query, key, value, scale=scale, dropout=dropout)
+
+
+def _rotary_limit(config: Any) -> _Finding:
+    """Rotary embeddings that depend on the longest position of a batch, from some length on."""
+    settings = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    kind = (settings or {}).get("rope_type")
+    if kind not in ("dynamic", "longrope"):
+        return _Finding(None)
+    most = (settings or {}).get("original_max_position_embeddings")
+    most = most or getattr(config, "original_max_position_embeddings", None)
+    most = most or config.max_position_embeddings
+    return _Finding(
+        None, most, f"beyond {most} tokens its {kind} rotary embedding depends on the whole batch"
+    )
 
 
 def _is_wide(causal: nn.Module) -> bool:

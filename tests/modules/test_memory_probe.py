@@ -24,6 +24,7 @@ from sctom.modules.selfcheck import SelfCheckError, run_self_checks
 from sctom.objectives import GRPO
 from sctom.rewards import FunctionReward
 from sctom.rollout import LocalSampler, Sampling
+from sctom.rollout.causal import causal_model
 from tests.training import quiet_trainer
 
 LONGEST = 15
@@ -376,7 +377,7 @@ def test_dropout_does_not_mislead_the_scorer(ready):
     module = ready(dropout=0.5)
     module.scorer = Scorer(1.0)  # has not looked at the head yet
     assert probe(module).fits
-    assert module.scorer._head_alone is True
+    assert module.scorer._head_alone[causal_model(module.model)] is True
 
 
 @pytest.mark.parametrize(

@@ -198,8 +198,28 @@ def test_models_measured_out_score_as_the_plain_model(kind):
 )
 def test_both_ways_of_the_head_were_scored(kind, adapter, alone):
     scorer = Scorer(TEMPERATURE)
-    scorer(make_model(kind, adapter), collate(make_rows(), CPU))
-    assert scorer._head_alone is alone
+    model = make_model(kind, adapter)
+    scorer(model, collate(make_rows(), CPU))
+    assert list(scorer._head_alone.values()) == [alone]
+
+
+def test_each_model_is_looked_at_by_itself():
+    policy, reference = make_model("llama"), make_model("granite")  # as reference: model has it
+    batch, scorer = collate(make_rows(), CPU), Scorer(TEMPERATURE)
+    scorer(policy, batch)
+    after, _ = scorer(reference, batch)
+    alone, _ = Scorer(TEMPERATURE)(reference, batch)
+    assert torch.equal(after, alone)
+
+
+def test_a_hook_on_the_head_takes_part():
+    model, batch = make_model("llama"), collate(make_rows(), CPU)
+    plain, _ = Scorer(TEMPERATURE)(model, batch)
+    model.lm_head.register_forward_hook(lambda module, inputs, logits: logits * 0.5)
+    halved, _ = Scorer(TEMPERATURE)(model, batch)
+    doubled, _ = Scorer(TEMPERATURE * 2)(make_model("llama"), batch)
+    assert not torch.allclose(plain, halved)
+    torch.testing.assert_close(halved, doubled, rtol=1e-4, atol=1e-5)
 
 
 def test_float32_is_as_near_to_float64_as_the_plain_model():

@@ -108,7 +108,13 @@ def test_room_follows_the_rows_that_go_on(llama, monkeypatch):
         if isinstance(layout, decode._Rows):
             kept = layout.layer(0, ids, ids)
             assert len(ids) == decode.padded_rows(len(layout._slots))
-            seen.append((len(layout._slots), *kept.prompt_key.shape[::2], kept.key.shape[2]))
+            seen.append(
+                (
+                    len(layout._slots),
+                    *kept.prompt_key.shape[::2],
+                    kept.key.shape[0] // (2 * kept.prompt_key.shape[0]),
+                )
+            )
         return run(causal, ids, positions, layout, **others)
 
     monkeypatch.setattr(decode, "run_packed", look)

@@ -22,6 +22,8 @@ from transformers import (
     Qwen3NextConfig,
 )
 
+from sctom.rollout.attention import UnsupportedAttentionError, run_packed
+from sctom.rollout.packing import pack
 from sctom.rollout.sharing import shares_prefixes, why_plain
 
 SPECIAL = {"vocab_size": 31, "bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
@@ -270,3 +272,49 @@ def test_a_notice_is_not_repeated_for_each_length(capsys):
     for longest in (30, 31, 32):  # as the batches of a run have them
         assert not shares_prefixes(model, longest)
     assert capsys.readouterr().out.count("MistralForCausalLM") == 1
+
+
+def test_an_attention_that_is_exchanged_later_is_noticed():
+    model = tiny("llama")
+    assert why_plain(model, 8) is None
+    model.set_attn_implementation("eager")
+    assert "its attention is eager" in why_plain(model, 8)
+    model.set_attn_implementation("sdpa")
+    assert why_plain(model, 8) is None
+    assert model.config._attn_implementation == "sctom_sdpa"
+
+
+def test_packed_rows_never_run_under_an_attention_without_layouts():
+    model = tiny("llama")
+    row = pack([([1, 2], [3, 4])])
+    run_packed(model, row.ids, row.positions, row)  # sees to it by itself
+    model.set_attn_implementation("eager")
+    with pytest.raises(UnsupportedAttentionError, match="its attention is eager"):
+        run_packed(model, row.ids, row.positions, row)
+
+
+def test_a_rotary_embedding_of_the_whole_batch_binds_beyond_its_length():
+    scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    model = tiny("llama", rope_parameters=scaled, max_position_embeddings=16)
+    assert why_plain(model, 16) is None
+    assert "beyond 16 tokens its dynamic rotary embedding" in why_plain(model, 17)
+
+
+def test_a_model_that_attends_twice_in_a_layer_is_measured_out():
+    model = tiny("llama")
+    for layer in model.model.layers:
+        layer.self_attn.layer_idx = 0
+    assert "several times in one layer" in why_plain(model, 8)
+
+
+def test_code_that_fails_on_packed_rows_is_a_reason(monkeypatch):
+    model = tiny("llama")
+    honest = model.model.layers[0].mlp.forward
+
+    def only_short(x):
+        if x.shape[1] > 7:
+            raise RuntimeError("too long for me")
+        return honest(x)
+
+    monkeypatch.setattr(model.model.layers[0].mlp, "forward", only_short)
+    assert "fails with RuntimeError: too long for me" in why_plain(model, 8)
