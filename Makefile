@@ -75,15 +75,14 @@ $(BENCH_READY): pyproject.toml constraints.txt
 
 # Hours on two cores that do nothing else; every line can be run alone.
 bench: $(BENCH_READY) $(SMOLLM2)/config.json
-	for beta in 0 0.04; do \
-	  $(BENCH).grpo_vs_trl --model tiny --beta $$beta --json $(BENCH_OUT)/grpo-tiny-$$beta.json || exit 1; \
-	  $(BENCH).grpo_vs_trl --model tiny --beta $$beta --bf16 --json $(BENCH_OUT)/grpo-tiny-$$beta-bf16.json || exit 1; \
-	  $(BENCH).grpo_vs_trl --model smollm2 --beta $$beta --steps 3 --rounds 2 \
-	    --json $(BENCH_OUT)/grpo-smollm2-$$beta.json || exit 1; \
-	done
-	for model in tiny smollm2; do \
-	  $(BENCH).generation --model $$model --json $(BENCH_OUT)/generation-$$model.json || exit 1; \
-	done
+	$(BENCH).grpo_vs_trl --model tiny --beta 0 --json $(BENCH_OUT)/grpo-tiny-plain.json
+	$(BENCH).grpo_vs_trl --model tiny --beta 0.04 --json $(BENCH_OUT)/grpo-tiny-kl.json
+	$(BENCH).grpo_vs_trl --model smollm2 --beta 0 --steps 3 --rounds 2 --json $(BENCH_OUT)/grpo-smollm2-plain.json
+	$(BENCH).grpo_vs_trl --model smollm2 --beta 0.04 --steps 3 --rounds 2 --json $(BENCH_OUT)/grpo-smollm2-kl.json
+	$(BENCH).grpo_vs_trl --model tiny --beta 0 --bf16 --json $(BENCH_OUT)/grpo-tiny-plain-bf16.json
+	$(BENCH).grpo_vs_trl --model tiny --beta 0.04 --bf16 --json $(BENCH_OUT)/grpo-tiny-kl-bf16.json
+	$(BENCH).generation --model tiny --json $(BENCH_OUT)/generation-tiny.json
+	$(BENCH).generation --model smollm2 --json $(BENCH_OUT)/generation-smollm2.json
 	$(BENCH).head --json $(BENCH_OUT)/head.json
 	$(BENCH).scaling --trl --json $(BENCH_OUT)/scaling.json --picture docs/img/scaling.png
 	$(MAKE) bench-report
@@ -91,11 +90,12 @@ bench: $(BENCH_READY) $(SMOLLM2)/config.json
 bench-report: $(BENCH_READY)
 	$(BENCH).report $(BENCH_OUT)/*.json
 
-# Every script once, in a few minutes, to see that it runs; the numbers mean nothing.
+# Every measurement once, in a few minutes, to see that it runs; the numbers mean nothing.
 bench-quick: $(BENCH_READY)
 	$(BENCH).grpo_vs_trl --quick
 	$(BENCH).generation --quick
-	$(BENCH).scaling --quick
+	$(BENCH).head --quick
+	$(BENCH).scaling --quick --trl
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) runs

@@ -126,6 +126,7 @@ def compare(work: Work) -> dict[str, list[dict[str, Any]]]:
 
 def comparison_table(measured: dict[str, list[dict[str, Any]]]) -> str:
     """Tokens per second and memory of both."""
+    names = {n: measure.mark(n, [run["stall"] for run in runs]) for n, runs in measured.items()}
     rates = {n: [run["tokens"] / run["seconds"] for run in runs] for n, runs in measured.items()}
     peaks = {name: max(run["peak_mib"] for run in runs) for name, runs in measured.items()}
     hf, ours = median(rates[HF]), median(rates[OURS])
@@ -138,12 +139,13 @@ def comparison_table(measured: dict[str, list[dict[str, Any]]]) -> str:
             ratio(peaks[HF], peaks[OURS]),
         ],
     ]
-    return table(["", HF, OURS, "ratio"], rows)
+    return table(["", names[HF], names[OURS], "ratio"], rows)
 
 
 def report(record: dict[str, Any], work: Work) -> str:
     """The whole result as Markdown."""
     stalls = [run["stall"] for runs in record["measured"].values() for run in runs]
+    stalls += [entry["stall"] for entry in record["limits"]["rows"]]
     place = f"{measure.provenance(record, work.threads)} {measure.waited(stalls)}"
     lines = [
         f"{work.model}, {work.prompts} prompts of {work.prompt_tokens[0]} to "
@@ -152,6 +154,8 @@ def report(record: dict[str, Any], work: Work) -> str:
         comparison_table(record["measured"]),
         limits.report(record["limits"]),
     ]
+    if warning := measure.warning(stalls):
+        lines.insert(1, f"{warning}\n")
     return "\n".join(lines)
 
 

@@ -6,8 +6,8 @@
 Measured: completion tokens per second of the step and of generation, seconds of every phase
 (generate, reference, forward, backward, optimiser, rest), and the largest memory of the process
 above what it holds when training starts. Each side of each round is a process of its own; rounds
-alternate in order; a round in which threads waited for a core is discarded, and the result says how
-many were kept. Same model, prompts, stop rule, reward, loss and optimiser on both sides
+alternate in order; a round in which threads waited for a core is discarded as long as another is
+left, and the result says how many were kept. Same model, prompts, stop rule, reward, loss and optimiser on both sides
 (`benchmarks.workload`); TRL runs once with all completions in one micro-batch and once with
 micro-batches of 8 (SmolLM2: only so), and speed is compared with the faster of the two.
 """
@@ -27,7 +27,7 @@ from benchmarks.comparison import OURS, Summary
 from benchmarks.processes import SideFailed, run_side
 from benchmarks.workload import Work
 
-PACKAGES = ("torch", "transformers", "peft", "lightning", "trl")
+PACKAGES = ("torch", "transformers", "peft", "lightning")
 TRL_MICRO = {"tiny": (32, 8), "smollm2": (8,)}
 """With 32 rows at once SmolLM2 takes about four times the memory it takes with 8."""
 Round = dict[str, dict[str, Any]]
@@ -103,7 +103,10 @@ def report(record: dict[str, Any]) -> str:
         comparison.noise([*peers.values(), ours], len(kept), len(rounds)),
     ]
     if not quiet:
-        lines.append("No round was quiet: these numbers are of a disturbed machine.")
+        lines.append(
+            "\n**WARNING: disturbed**: no round was quiet, so all were kept. Measure again with "
+            "nothing else running."
+        )
     lines += [
         f"{name} did not finish: {said.splitlines()[0]}" for name, said in record["failed"].items()
     ]
@@ -136,7 +139,7 @@ def arguments_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, default=8, help="of our side")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--max-stall", type=float, default=0.1, help="above it, a round is discarded"
+        "--max-stall", type=float, default=measure.MAX_STALL, help="above it, a round is discarded"
     )
     parser.add_argument("--quick", action="store_true", help="one short step, one round")
     parser.add_argument("--json", type=Path, help="where the result is written")
@@ -169,6 +172,8 @@ def main() -> None:
     options = arguments_of()
     work = work_of(options)
     micro_batches = options.trl_micro[-1:] if options.quick else options.trl_micro
+    if micro_batches:
+        measure.require_trl("grpo_vs_trl")
     with tempfile.TemporaryDirectory() as folder:
         prompts = workload.write_prompts(work, Path(folder) / "prompts.jsonl")
         sides = sides_of(work, micro_batches)
@@ -177,7 +182,7 @@ def main() -> None:
         "benchmark": "grpo_vs_trl",
         "quick": options.quick,
         "machine": measure.machine(),
-        "versions": measure.versions(*PACKAGES),
+        "versions": measure.versions(*PACKAGES, *(["trl"] if micro_batches else [])),
         "work": asdict(work),
         "trl_micro": micro_batches,
         "max_stall": options.max_stall,

@@ -172,11 +172,11 @@ def relative(result: dict[str, Any], name: str, base: str) -> float:
 def row(result: dict[str, Any]) -> list[str]:
     """A line of the table."""
     peaks, rounds = result["peak_mib"], result["rounds"]
-    with_trl = TRL in peaks
+    with_trl, mode = TRL in peaks, result["mode"]
     seconds = {name: f"{median(s[name] for s in rounds):.2f}" for name in peaks}
     noise = measure.spread([s[FUSED] / s[UNFUSED] for s in rounds])
     return [
-        f"{result['vocabulary']:,}, {result['dtype']}, {result['mode']}",
+        measure.mark(f"{result['vocabulary']:,}, {result['dtype']}, {mode}", [result["stall"]]),
         *[seconds.get(name, "-") for name in HEADS],
         f"{relative(result, FUSED, UNFUSED):.2f}",
         f"{relative(result, FUSED, TRL):.2f}" if with_trl else "-",
@@ -192,6 +192,19 @@ def results_table(results: Sequence[dict[str, Any]]) -> str:
     header += ["sctom / unfused", "sctom / TRL", "spread", "stall"]
     header += [f"{name}, MiB" for name in HEADS]
     return table(header, [row(result) for result in results])
+
+
+def report(record: dict[str, Any]) -> str:
+    """The whole result as Markdown."""
+    results = record["results"]
+    stalls = [result["stall"] for result in results]
+    lines = [
+        f"{record['rows']:,} tokens, medians of {record['repeats']} rounds. "
+        f"{measure.provenance(record, record['threads'])} {measure.waited(stalls)}\n"
+    ]
+    if warning := measure.warning(stalls):
+        lines.append(f"{warning}\n")
+    return "\n".join([*lines, results_table(results)])
 
 
 def arguments() -> argparse.Namespace:
@@ -216,15 +229,18 @@ def main() -> None:
     names = [UNFUSED, FUSED, TRL]
     if find_spec("trl") is None:
         names.remove(TRL)
-        print("trl is not installed here: its head is left out")
+        print("TRL is missing here (benchmarks/README.md says how to get it): its head is left out")
     packages = ("torch", "trl") if TRL in names else ("torch",)
     record: dict[str, Any] = {
+        "benchmark": "head",
+        "quick": options.quick,
         "machine": measure.machine(),
         "versions": measure.versions(*packages),
         "threads": options.threads,
+        "rows": options.rows,
+        "repeats": options.repeats,
     }
-    about = measure.provenance(record, options.threads)
-    print(about, flush=True)
+    print(measure.provenance(record, options.threads), flush=True)
     workers, results = Workers(names, options.threads), []
     for vocabulary in options.vocabulary:
         for dtype in options.dtype:
@@ -233,12 +249,11 @@ def main() -> None:
                 results.append(measure_case(workers, case, options.repeats))
                 print(" | ".join(row(results[-1])), flush=True)
     workers.close()
-    lines = results_table(results)
-    print(f"\n{options.rows:,} tokens, medians of {options.repeats} rounds\n\n{lines}")
+    record["results"] = results
+    text = report(record)
+    print(f"\n{text}")
     if options.json:
-        measure.write_record(
-            options.json, record | {"results": results}, {"head": lines + f"\n{about}\n"}
-        )
+        measure.write_record(options.json, record, {"head": text})
 
 
 if __name__ == "__main__":

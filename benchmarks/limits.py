@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.comparison import table
-from benchmarks.measure import best_seconds
+from benchmarks.measure import Stall, best_seconds, mark
 from sctom.batch import Prompt
 from sctom.packed_linear import PackedLinear
 from sctom.rollout import LocalSampler, Sampling
@@ -182,11 +182,13 @@ def measure_limits(
     }
     model.eval()
     for count in rows:
-        generated = 4 + steps / 2
+        generated, stall = 4 + steps / 2, Stall()
+        seconds = seconds_per_step(model, count, steps=steps, repeats=repeats)
         record["rows"].append(
             {
                 "rows": count,
-                "seconds": seconds_per_step(model, count, steps=steps, repeats=repeats),
+                "seconds": seconds,
+                "stall": stall.share(),
                 "bytes": size.step_bytes(count, PROMPT_TOKENS, generated),
                 "operations": size.step_operations(count, PROMPT_TOKENS, generated),
                 "shares": where_time_goes(model, count, steps=steps),
@@ -223,7 +225,7 @@ def _limit_row(entry: dict[str, Any], bandwidth: float, rate: float) -> list[str
     reading, computing = entry["bytes"] / bandwidth, entry["operations"] / rate
     limit = max(reading, computing)
     return [
-        str(entry["rows"]),
+        mark(str(entry["rows"]), [entry["stall"]]),
         f"{1000 * entry['seconds']:.2f}",
         f"{entry['rows'] / entry['seconds']:,.0f}",
         f"{entry['bytes'] / 1e6:.0f}",

@@ -11,12 +11,16 @@ import platform
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, ParamSpec, TypeVar
+
+MAX_STALL = 0.1
+"""Share of the time in wait for a core above which numbers are those of a disturbed machine."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -115,6 +119,43 @@ def waited(shares: Sequence[float | None]) -> str:
     return f"Threads waited for a core {median(known):.0%} of the time."
 
 
+def _disturbed(share: float | None) -> bool:
+    """Whether threads waited for a core too long for a number to mean something.
+
+    >>> _disturbed(0.3), _disturbed(0.1), _disturbed(None)
+    (True, False, False)
+    """
+    return share is not None and share > MAX_STALL
+
+
+def mark(text: str, shares: Iterable[float | None]) -> str:
+    """A label, with a word of warning where one of its measurements was disturbed.
+
+    >>> mark("8", [0.0, 0.3]), mark("8", [0.1])
+    ('8 (disturbed)', '8')
+    """
+    return f"{text} (disturbed)" if any(map(_disturbed, shares)) else text
+
+
+def warning(shares: Sequence[float | None]) -> str:
+    """A line of warning where measurements were disturbed, else nothing.
+
+    >>> warning([0.0, 0.3]).partition(':')[0]
+    '**WARNING: 1 of 2 measurements disturbed**'
+    >>> warning([0.0, None])
+    ''
+    """
+    loud = [share for share in shares if share is not None and _disturbed(share)]
+    if not loud:
+        return ""
+    up_to = "up to " if len(loud) > 1 else ""
+    return (
+        f"**WARNING: {len(loud)} of {len(shares)} measurements disturbed**: threads waited for a "
+        f"core {up_to}{max(loud):.0%} of the time; {MAX_STALL:.0%} is the most that can be "
+        "trusted. Measure again with nothing else running."
+    )
+
+
 def spread(values: Sequence[float]) -> float:
     """Interquartile range over the median, a measure of noise; 0 for fewer than two values.
 
@@ -159,6 +200,22 @@ def _cpu_model() -> str:
 def versions(*packages: str) -> dict[str, str]:
     """Versions of Python and of installed packages."""
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+def require_trl(script: str) -> None:
+    """Leave before anything is measured where TRL is not installed.
+
+    Args:
+        script: of `benchmarks`, to be started again elsewhere.
+
+    Raises:
+        SystemExit: with what to do.
+    """
+    if find_spec("trl") is None:
+        raise SystemExit(
+            "TRL is missing here: `make .venv-bench/.ready` makes an environment that has it; "
+            f"then .venv-bench/bin/python -m benchmarks.{script}"
+        )
 
 
 def provenance(record: dict[str, Any], threads: int) -> str:

@@ -59,11 +59,16 @@ def read_blocks(files: Sequence[Path]) -> dict[str, str]:
     """The Markdown of all results; a later file wins over an earlier one of the same place.
 
     Raises:
-        ValueError: a file is not the result of a benchmark, or that of its quick mode.
+        ValueError: a file is missing, is not the result of a benchmark, or is that of a quick mode.
     """
     blocks: dict[str, str] = {}
     for file in files:
-        record = json.loads(file.read_text())
+        if not file.is_file():
+            raise ValueError(f"{file} is not there; a benchmark writes it with --json {file}")
+        try:
+            record = json.loads(file.read_text())
+        except ValueError as error:
+            raise ValueError(f"{file} is not JSON: {error}") from error
         if "blocks" not in record:
             raise ValueError(f'{file} has no "blocks", so it is not the result of a benchmark')
         if record.get("quick"):
@@ -80,8 +85,12 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="+", help="what --json wrote")
     parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()
-    blocks = read_blocks(options.results)
-    options.page.write_text(fill(options.page.read_text(), blocks))
+    try:
+        blocks = read_blocks(options.results)
+        page = fill(options.page.read_text(), blocks)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error
+    options.page.write_text(page)
     print(f"{options.page}: {', '.join(sorted(blocks))}")
 
 

@@ -1,8 +1,9 @@
 """How the time of our step grows with the group, the completion, the prompt and the vocabulary.
 
-    python -m benchmarks.scaling --json runs/bench/scaling.json --picture docs/img/scaling.png
+    python -m benchmarks.scaling --trl --json runs/bench/scaling.json --picture docs/img/scaling.png
     python -m benchmarks.scaling --quick
-    python -m benchmarks.scaling --trl --json runs/bench/scaling.json      # a few points of TRL too
+
+`--trl` measures a few points of TRL too.
 
 Measured: seconds of generate, reference and update, one factor at a time around a middle point, on
 the tiny model with a KL penalty (so that no group is left out). Completions all have the length
@@ -118,19 +119,22 @@ def report(record: dict[str, Any]) -> str:
     points = [
         p for series in record["measured"].values() for found in series.values() for p in found
     ]
-    waited = measure.waited([point["stall"] for point in points])
+    stalls = [point["stall"] for point in points]
     lines = [
         f"Tiny model, {middle.prompts} prompts of {middle.prompt_tokens[0]} tokens x "
         f"{middle.group_size} completions of {middle.max_new} tokens, one factor changed at a "
-        f"time; seconds. {measure.provenance(record, middle.threads)} {waited}\n"
+        f"time; seconds. {measure.provenance(record, middle.threads)} {measure.waited(stalls)}\n"
     ]
+    if warning := measure.warning(stalls):
+        lines.append(f"{warning}\n")
     for side, measured in record["measured"].items():
         lines += [_series_table(side, s, found) for s, found in measured.items() if found]
     return "\n".join(lines)
 
 
 def _series_table(side: str, series: str, points: Sequence[dict[str, Any]]) -> str:
-    header = [f"{side}: {WORDS[series]}", *[f"{p['value']:,}" for p in points], "growth"]
+    values = [measure.mark(f"{point['value']:,}", [point["stall"]]) for point in points]
+    header = [f"{side}: {WORDS[series]}", *values, "growth"]
     rows = [
         [phase, *[f"{point[phase]:.2f}" for point in points], growth(points, phase)]
         for phase in ("step", *PHASES)
@@ -149,6 +153,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where the result is written")
     parser.add_argument("--picture", type=Path, help="where the picture is written")
     options = parser.parse_args()
+    if options.trl:
+        measure.require_trl("scaling")
     middle = replace(MIDDLE, steps=options.steps, threads=options.threads)
     if options.quick:
         middle = replace(workload.quick(middle), prompts=1)

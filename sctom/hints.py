@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_type_hints
 
 from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
@@ -35,9 +35,14 @@ _NOT_A_CLASS = re.compile(
     r"Expected an instantiatable class, but ([\w.]+) is (abstract|a protocol)"
 )
 _NO_CLASS = re.compile(r"Expected a dot import path string: ([\w.]+)")
+_NOT_A_SAMPLER = re.compile(
+    r"Import path(?: (?P<path>[\w.]+))? does not implement protocol Sampler"
+    r"(?:[\s\S]*?Given value: (?P<value>[\w.]+))?"  # has the path where the sentence lacks it
+)
 _LIKELY = (  # where a setting may be several things, what was meant
     re.compile(r"Expected a <class '(int|float)'>"),
     re.compile(r"Expected a dot import path string: [A-Z]"),
+    re.compile(r"Import path .*does not implement protocol Sampler"),
 )
 _INFINITE = re.compile(r"Expected a <class '(int|float)'>[\s\S]*value: [+-]?(?i:inf(inity)?|nan)\b")
 _NOISE = re.compile(
@@ -197,6 +202,76 @@ def _advice(reason: Reason, known: set[str], options: set[str]) -> Iterator[str]
         yield f"  name its class first: --{reason.place} followed by {choice}"
 
 
+def _annotated(name: str, wanted: inspect.Parameter) -> str:
+    default = "" if wanted.default is wanted.empty else f" = {wanted.default}"
+    return f"{name}: {wanted.annotation}{default}"
+
+
+def _sampler_faults(cls: type) -> Iterator[str]:
+    """How the method `sample` of a class differs from that of `sctom.rollout.Sampler`."""
+    from sctom.rollout import Sampler
+
+    method = inspect.getattr_static(cls, "sample", None)
+    if not inspect.isfunction(method):
+        yield "has no method 'sample'"
+        return
+    wanted, found = inspect.signature(Sampler.sample), inspect.signature(method).parameters
+    lacking = [name for name in wanted.parameters if name not in found]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in found.values()):
+        lacking = []
+    for name in lacking:
+        yield f"lacks the argument {_annotated(name, wanted.parameters[name])}"
+    first = list(wanted.parameters)[1:3]
+    if not lacking and list(found)[1:3] != first:
+        yield f"must begin with (self, {', '.join(first)})"
+    for name, parameter in found.items():
+        expected = wanted.parameters.get(name)
+        required = parameter.default is parameter.empty and "VAR" not in parameter.kind.name
+        if required and (expected is None or expected.default is not expected.empty):
+            yield f"needs a default for {name}, which it may be called without"
+    yield from _annotation_faults(method, wanted)
+
+
+def _annotation_faults(method: Any, wanted: inspect.Signature) -> Iterator[str]:
+    from sctom.rollout import Sampler
+
+    try:
+        own = get_type_hints(method)
+    except NameError as error:
+        yield f"has an annotation that cannot be read: {error}"
+        return
+    parameters = inspect.signature(method).parameters
+    texts = {name: str(parameter.annotation) for name, parameter in wanted.parameters.items()}
+    texts["return"] = str(wanted.return_annotation)
+    missing, other = [], []
+    for name, expected in get_type_hints(Sampler.sample).items():
+        if name != "return" and name not in parameters:
+            continue
+        told = f"-> {texts[name]}" if name == "return" else f"{name}: {texts[name]}"
+        if name not in own:
+            missing.append(told)
+        elif own[name] != expected:
+            other.append(told)
+    if missing:
+        yield f"lacks annotations: {', '.join(missing)}"
+    if other:
+        yield f"has other annotations than {', '.join(other)}"
+
+
+def _about_sampler(message: str) -> Iterator[str]:
+    """Why a class is refused as a sampler, and what its `sample` has to be."""
+    if (refused := _NOT_A_SAMPLER.search(message)) is None:
+        return
+    path = refused["path"] or refused["value"]
+    cls = _imported(path or "")
+    if not inspect.isclass(cls):
+        yield f"  {path} is not a class"
+        return
+    for fault in _sampler_faults(cls):
+        yield f"  {path}{'' if fault.startswith('has no') else '.sample'} {fault}"
+    yield "  docs/extending.md has a sampler to start from; the interface is sctom.rollout.Sampler"
+
+
 def explain(message: str, known: set[str], options: Iterable[str] = ()) -> str:
     """The reasons in a message, each with its place, and the nearest name for every unknown one.
 
@@ -215,6 +290,7 @@ def explain(message: str, known: set[str], options: Iterable[str] = ()) -> str:
     for before, reason in pairwise(found):
         lines.append(str(reason) if reason.place != before.place else f"  {reason.text}")
     lines += [advice for reason in found for advice in _advice(reason, known, set(options))]
+    lines += _about_sampler(message)
     if _INFINITE.search(message):
         lines.append("  a finite number is needed")
     return "\n".join(dict.fromkeys(lines)) or message.strip()

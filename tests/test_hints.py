@@ -150,8 +150,7 @@ OWN = """
 from collections.abc import Sequence
 from torch import nn
 from sctom.batch import Prompt
-from sctom.rollout import Sample, Sampling
-from sctom.rollout.base import Finished
+from sctom.rollout import Finished, Sample, Sampling
 
 class Mine:
     def __init__(self, speed: int = 1) -> None:
@@ -174,6 +173,67 @@ def test_a_sampler_that_only_looks_like_one(command, refused, tmp_path, monkeypa
     assert refused(*options, "fast") == [
         "model.sampler.speed: Expected a <class 'int'>. Got value: fast"
     ]
+
+
+SAMPLE = re.search(r"def sample\(.*?:\n(?=        return)", OWN, re.S)[0]
+ANNOTATED = (
+    "model: nn.Module, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, "
+    "stop_ids: frozenset[int], address: tuple[int, ...], finished: Finished | None, "
+    "-> list[Sample]"
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "faults"),
+    [
+        (
+            "def sample(self, model, prompts, *, group_size, sampling, stop_ids, address, "
+            "finished=None):\n",
+            [f".sample lacks annotations: {ANNOTATED}"],
+        ),
+        (
+            SAMPLE.replace("        finished: Finished | None = None,\n", ""),
+            [".sample lacks the argument finished: Finished | None = None"],
+        ),
+        (
+            SAMPLE.replace("finished: Finished | None = None,", "**others: int,"),
+            [],
+        ),
+        (
+            SAMPLE.replace("Sequence[Prompt]", "list[Prompt]").replace(" = None", ""),
+            [
+                ".sample needs a default for finished, which it may be called without",
+                ".sample has other annotations than prompts: Sequence[Prompt]",
+            ],
+        ),
+        (
+            SAMPLE.replace("model: nn.Module, prompts", "prompts", 1).replace(
+                "*, group", "model: nn.Module, *, group"
+            ),
+            [".sample must begin with (self, model, prompts)"],
+        ),
+        (
+            SAMPLE.replace("nn.Module", "'Unknown'"),
+            [".sample has an annotation that cannot be read: name 'Unknown' is not defined"],
+        ),
+        ("def draw(self):\n", [" has no method 'sample'"]),
+    ],
+)
+def test_what_a_sampler_lacks_is_told(refused, tmp_path, monkeypatch, method, faults):
+    (tmp_path / "faulty.py").write_text(OWN.replace(SAMPLE, method))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "faulty", raising=False)
+    for form in ("faulty.Mine", "{class_path: faulty.Mine}"):
+        first, *told, last = refused("--model.sampler", form)
+        assert re.sub(" faulty.Mine", "", first) == (
+            "model.sampler: Import path does not implement protocol Sampler"
+        )
+        assert told == [f"  faulty.Mine{fault}" for fault in faults]
+        assert last.startswith("  docs/extending.md has a sampler to start from")
+
+
+def test_a_sampler_that_is_no_class(refused):
+    assert refused("--model.sampler", "os.getcwd")[-1] == "  os.getcwd is not a class"
 
 
 # ---- errors --------------------------------------------------------------------------------------

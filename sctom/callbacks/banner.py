@@ -21,6 +21,7 @@ from sctom.modules.quantize import memory_4bit
 from sctom.objectives import Objective
 from sctom.rewards import Reward
 from sctom.rollout import Sampling
+from sctom.rollout.sharing import why_plain
 
 Line = tuple[str, str]
 
@@ -102,6 +103,7 @@ def _model_lines(trainer: L.Trainer, module: PolicyModule) -> list[Line]:
     lines = [
         ("model", f"{backbone.path} ({how}; {weights})"),
         ("attention", f"{backbone.attention_choice}"),
+        ("rows", _rows_text(trainer, module)),
         ("trained", f"{trained:,} of {total:,} parameters ({trained / total:.2%})"),
     ]
     if module.progress.iteration:
@@ -118,6 +120,13 @@ def _model_lines(trainer: L.Trainer, module: PolicyModule) -> list[Line]:
         )
         lines.append(("optimiser", f"{name}, learning rate {lr:g} ({rate}), {clip}"))
     return lines
+
+
+def _rows_text(trainer: L.Trainer, module: PolicyModule) -> str:
+    prompts = trainer.datamodule.train_prompts  # type: ignore[attr-defined]
+    longest = max(len(prompt.ids) for prompt in prompts) + module.sampling.max_new_tokens
+    reason = why_plain(module.model, longest)
+    return "packed, each prompt once" if reason is None else f"padded: {reason}"
 
 
 def _objective_lines(module: PolicyModule) -> list[Line]:
@@ -147,7 +156,8 @@ def _size_lines(trainer: L.Trainer, module: PolicyModule) -> list[Line]:
         ),
         (
             "update",
-            f"{minibatch} completions{where}, in micro-batches of {micro}",
+            f"{minibatch} completions{where}, in micro-batches of at most {micro} completions "
+            f"and {module.micro_batch_tokens:,} tokens",
         ),
         (
             "updates per rollout",

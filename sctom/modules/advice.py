@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sctom.batch import Prompt
+from sctom.batch import Prompt, Rollout
+from sctom.modules.groups import silent_share
 from sctom.rewards import Reward, RewardError
 from sctom.tasks.selfaware import label_leaks
 
@@ -59,7 +60,12 @@ def advise(module: PolicyModule, columns: Columns) -> list[str]:
     """
     rewards = [reward for reward in module.rewards if reward.weight > 0]
     lines = [line for reward in rewards for line in _lines_of(reward, columns)]
-    return [*lines, *leak_advice(rewards, columns), *pair_advice(module)]
+    return [
+        *lines,
+        *leak_advice(rewards, columns),
+        *pair_advice(module),
+        *precision_advice(module),
+    ]
 
 
 def _lines_of(reward: Reward, columns: Columns) -> list[str]:
@@ -131,6 +137,61 @@ def pair_advice(module: PolicyModule) -> list[str]:
     ]
 
 
+def precision_advice(module: PolicyModule) -> list[str]:
+    """All weights trained in half precision, where most updates are below its resolution."""
+    backbone = module.backbone
+    if backbone.dtype == "float32" or backbone.lora_rank or backbone.adapter is not None:
+        return []
+    steps = {"bfloat16": 2**-8, "float16": 2**-11}
+    return [
+        f"all weights are trained in {backbone.dtype}, in which a weight moves by "
+        f"{steps[backbone.dtype]:.2%} of itself or not at all, so small updates are lost; set "
+        "backbone.lora_rank to 16 (adapters are kept in float32), or backbone.dtype to float32"
+    ]
+
+
+class RewardWatch:
+    """Says once when iterations spend much of their time waiting for rewards.
+
+    Args:
+        window: iterations looked at together.
+        limit: share of the time above which it speaks.
+
+    >>> watch = RewardWatch(window=2)
+    >>> watch.see(1.0, 1.5) is None
+    True
+    >>> watch.see(1.0, 1.5)[:62]
+    'rewards: the last 2 iterations waited 67% of their time for re'
+    >>> watch.see(1.0, 1.5) is None
+    True
+    """
+
+    def __init__(self, window: int = 3, limit: float = 0.25) -> None:
+        self.limit = limit
+        self.waits: deque[tuple[float, float]] = deque(maxlen=window)
+        self.told = False
+
+    def tell(self, module: PolicyModule, metrics: dict[str, float]) -> None:
+        """Take the times of one iteration, and print the line on the first process."""
+        line = self.see(metrics["time/reward"], metrics["step_time"])
+        if line is not None and module.overlap_rewards and module.trainer.is_global_zero:
+            print(f"advice: {line}", flush=True)
+
+    def see(self, waited: float, whole: float) -> str | None:
+        """Take the seconds that one iteration waited for rewards, and those of all of it."""
+        self.waits.append((waited, whole))
+        waited, whole = (sum(column) for column in zip(*self.waits, strict=True))
+        if self.told or len(self.waits) != self.waits.maxlen or waited <= self.limit * whole:
+            return None
+        self.told = True
+        return (
+            f"rewards: the last {len(self.waits)} iterations waited {waited / whole:.0%} of their "
+            "time for rewards, which are called once for each prompt, one call after the other; "
+            "make slow ones async or concurrent: true, or set model.overlap_rewards to false to "
+            "score a whole iteration in one call"
+        )
+
+
 class SignalWatch:
     """Says once when most groups of the last iterations taught nothing: all advantages were 0.
 
@@ -198,3 +259,16 @@ def _signal_remedies(module: PolicyModule) -> str:
         "a higher sampling.temperature",
     ]
     return "set " + ", ".join(remedies[:-1]) + " or " + remedies[-1]
+
+
+class Watches:
+    """What looks at every iteration of a run and speaks up once."""
+
+    def __init__(self) -> None:
+        self.signal = SignalWatch()
+        self.rewards = RewardWatch()
+
+    def tell(self, module: PolicyModule, rollout: Rollout, metrics: dict[str, float]) -> None:
+        """Show them one iteration."""
+        self.signal.tell(module, silent_share(rollout.groups()))
+        self.rewards.tell(module, metrics)

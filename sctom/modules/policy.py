@@ -17,11 +17,11 @@ from torch import Tensor, nn
 import sctom.losses
 from sctom.batch import Prompt, Rollout, Row
 from sctom.data import PromptData
-from sctom.modules.advice import SignalWatch, print_advice
+from sctom.modules.advice import Watches, print_advice
 from sctom.modules.backbone import Backbone, stop_ids, trainable
 from sctom.modules.collect import TRAIN, Collector
 from sctom.modules.fill import sample_rows, start_rewards
-from sctom.modules.groups import Truncated, ZeroVariance, silent_share
+from sctom.modules.groups import Truncated, ZeroVariance
 from sctom.modules.guard import FiniteGuard
 from sctom.modules.metrics import Means, peak_memory_mib
 from sctom.modules.ranks import exchanging_gradients, gathered, step_totals
@@ -102,8 +102,7 @@ class PolicyModule(L.LightningModule):
             still missing, groups without signal fill the rollout, masked.
         truncated: completions cut off by max_new_tokens: "keep", or "mask" to leave them out of the
             loss and of what it is divided by. They stay in the mean of their group.
-        overlap_rewards: score each group in a thread of its own while others are still sampled;
-            false scores all completions of an iteration in one call, in the main thread.
+        overlap_rewards: score groups while others are sampled; false: all in one call at the end.
         memory_probe: run the longest possible batch before the first iteration; null: only on an
             accelerator, since a CPU that runs out of memory kills the process.
         self_check: check sampler, reference, stop tokens, BOS and rewards before the first
@@ -189,7 +188,7 @@ class PolicyModule(L.LightningModule):
         self.guard = FiniteGuard(max_skips)
         self.progress = Progress()
         self.advice: list[str] = []
-        self.signal_watch = SignalWatch()
+        self.watches = Watches()
         self.model: nn.Module
         self.tokenizer: Any = None
         self.stop_ids: frozenset[int] = frozenset()
@@ -295,7 +294,7 @@ class PolicyModule(L.LightningModule):
         return sample_rows(self, prompts, group_size, sampling, where, finished)
 
     def start_rewards(self, rows: Sequence[Row], group_size: int) -> Callable[[], dict[str, float]]:
-        """Start to score rows; what is returned waits, fills them in and gives what was logged."""
+        """Start to score rows; what is returned fills them in and gives what was logged."""
         return start_rewards(rows, self.rewards, group_size, self.progress)
 
     def score_rewards(self, rows: Sequence[Row], group_size: int) -> dict[str, float]:
@@ -365,7 +364,7 @@ class PolicyModule(L.LightningModule):
         self.last_rollout, self.last_metrics = rollout, metrics
         position = {"step": float(self.progress.iteration)}  # what Lightning takes for the x-axis
         self.log_dict(metrics | position, on_step=True)
-        self.signal_watch.tell(self, silent_share(rollout.groups()))
+        self.watches.tell(self, rollout, metrics)
 
     def validation_step(self, prompts: list[Prompt], batch_idx: int) -> Rollout:  # type: ignore[override]
         """Sample and score validation prompts with their own settings and their own draws."""

@@ -1,6 +1,6 @@
 """Samplers behind one small interface."""
 
-from sctom.rollout.base import Sample, Sampler, Sampling
+from sctom.rollout.base import Finished, Sample, Sampler, Sampling
 from sctom.rollout.local import LocalSampler
 
-__all__ = ["LocalSampler", "Sample", "Sampler", "Sampling"]
+__all__ = ["Finished", "LocalSampler", "Sample", "Sampler", "Sampling"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,10 +40,9 @@ def fused_layers(model: nn.Module) -> Iterator[None]:
             Its modules are as before when the context ends, by an exception too.
     """
     with replaced_forwards() as replace:
-        if not torch.is_autocast_enabled("cpu"):
-            for module in model.modules():
-                if (parts := _parts(module)) is not None:
-                    replace(module, _Layer(module.forward, parts))
+        for module in model.modules():
+            if (parts := _parts(module)) is not None:
+                replace(module, _Layer(module.forward, parts))
         yield
 
 
@@ -95,12 +94,134 @@ def _parts(module: nn.Module) -> _Parts | None:
     )
 
 
-@dataclass
+class _Layer:
+    """The forward of a decoder layer, for a while."""
+
+    def __init__(self, plain: Any, parts: _Parts) -> None:
+        self._plain = plain
+        self._parts: _Parts | None = parts
+        """None once the layer is known to be of another kind."""
+        self._short: _Short | None = None
+
+    def __call__(self, hidden: Tensor, *others: Any, **arguments: Any) -> Any:
+        layout, turns = arguments.get("layout"), arguments.get("position_embeddings", ())
+        if self._parts is None or layout is None:
+            return self._plain(hidden, *others, **arguments)
+        if self._short is not None:
+            return self._short(hidden, turns, layout)
+        call = _Call(layout)
+        result = self._plain(hidden, *others, **{**arguments, "layout": call})
+        if not _are_turns(turns):
+            self._parts = None
+        elif turns[1][:, :_TOKENS].any():  # position 0 does not tell how tokens are turned
+            self._short = _learnt(self._parts, hidden, turns, call, result)
+            self._parts = None if self._short is None else self._parts
+        return result
+
+
+@dataclass(frozen=True)
+class _Short:
+    """A decoder layer in few operations."""
+
+    parts: _Parts
+    layer: int
+    """Index of the layer."""
+    scale: float
+    """Factor of the products of queries and keys."""
+    queries: int
+    """Heads."""
+    keys: int
+    """Heads."""
+
+    def __call__(self, hidden: Tensor, turns: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
+        """Gives the hidden states [1, N, H] behind the layer."""
+        parts, rows, split = self.parts, hidden.shape[1], self.queries + self.keys
+        cos, sin = (t.view(rows, 1, -1) for t in turns)
+        half = cos.shape[-1] // 2
+        heads = parts.attention_in(parts.norms[0](hidden)).view(rows, -1, 2 * half)
+        looking = heads[:, :split]
+        if parts.head_norms is not None:
+            query_norm, key_norm = parts.head_norms
+            normed = [query_norm(looking[:, : self.queries]), key_norm(looking[:, self.queries :])]
+            looking = torch.cat(normed, 1)
+        signed = torch.cat([-sin[..., :half], sin[..., half:]], -1)
+        looking = torch.addcmul(looking * cos, looking.roll(half, -1), signed)
+        attended = layout.attend(
+            self.layer,
+            looking[:, : self.queries],
+            looking[:, self.queries :],
+            heads[:, split:],
+            scale=self.scale,
+            dropout=0.0,
+        )
+        hidden = hidden + parts.attention_out(attended.reshape(1, rows, -1))
+        gate, up = parts.mlp_in(parts.norms[1](hidden)).chunk(2, -1)
+        result: Tensor = hidden + parts.mlp_out(parts.activation(gate) * up)
+        return result
+
+
+def _are_turns(turns: object) -> bool:
+    """Whether something is the cosines and sines [1, N, D] that turn tokens to their positions."""
+    return (
+        isinstance(turns, tuple)
+        and len(turns) == 2
+        and all(isinstance(t, Tensor) and t.dim() == 3 and len(t) == 1 for t in turns)
+    )
+
+
+def _learnt(
+    parts: _Parts,
+    hidden: Tensor,
+    turns: tuple[Tensor, Tensor],
+    call: _Call,
+    result: object,
+) -> _Short | None:
+    """The short way, if it gives what the layer gave."""
+    if not isinstance(result, Tensor) or len(call.asked) != 1:
+        return None
+    (asked,) = call.asked
+    width = asked.query.shape[-1]
+    tensors = (hidden, *turns, asked.query, asked.key, asked.value, result)
+    if (
+        any(t.dtype != torch.float32 for t in tensors)
+        or {t.shape[-1] for t in (*turns, asked.value)} != {width}
+        or asked.dropout != 0.0
+    ):
+        return None
+    short = _Short(
+        parts, asked.layer, asked.scale, queries=asked.query.shape[1], keys=asked.key.shape[1]
+    )
+    cos, sin = (t[:, :_TOKENS] for t in turns)
+    again = _Again(asked.out[:_TOKENS])
+    found = short(hidden[:, :_TOKENS], (cos, sin), again)
+    expected = (asked.query, asked.key, asked.value, result[0])
+    pairs = zip((*again.given, found[0]), expected, strict=True)
+    return short if all(_same(a, b[:_TOKENS]) for a, b in pairs) else None
+
+
+def _same(found: Tensor, expected: Tensor) -> bool:
+    limit = _ROUNDING * float(expected.abs().max())
+    return found.shape == expected.shape and float((found - expected).abs().max()) <= limit
+
+
+class _Asked(NamedTuple):
+    """What a layer asked of its layout, and got."""
+
+    layer: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float
+    dropout: float
+    out: Tensor
+
+
+@dataclass(frozen=True)
 class _Call:
-    """A layout that takes down what one layer asks of another layout."""
+    """A layout that takes down what is asked of another one."""
 
     layout: Layout
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    asked: list[_Asked] = field(default_factory=list)
 
     @property
     def longest(self) -> int:
@@ -111,136 +232,21 @@ class _Call:
     ) -> Tensor:
         """See `sctom.rollout.attention.Layout`."""
         out = self.layout.attend(layer, query, key, value, scale=scale, dropout=dropout)
-        settings = {"layer": layer, "scale": scale, "dropout": dropout}
-        self.asked.append({**settings, "tensors": (query, key, value), "out": out})
+        self.asked.append(_Asked(layer, query, key, value, scale, dropout, out))
         return out
 
 
 @dataclass(frozen=True)
-class _Played:
-    """A layout that gives what was taken down, for the first tokens."""
+class _Again:
+    """A layout that gives what another one gave."""
 
     out: Tensor
-    seen: list[Tensor] = field(default_factory=list)
+    given: list[Tensor] = field(default_factory=list)
     longest: int = 0
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, dropout: float
     ) -> Tensor:
         """See `sctom.rollout.attention.Layout`."""
-        self.seen.extend((query, key, value))
+        self.given.extend((query, key, value))
         return self.out
-
-
-class _Layer:
-    """The forward of a decoder layer, for a while."""
-
-    def __init__(self, plain: Any, parts: _Parts) -> None:
-        self._plain = plain
-        self._parts: _Parts | None = parts
-        self._settings: dict[str, Any] | None = None
-        """Index of the layer and scale of its attention, once the short way is found right."""
-        self._heads = (0, 0)
-
-    def __call__(
-        self,
-        hidden_states: Tensor,
-        *others: Any,
-        layout: Layout | None = None,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
-        **arguments: Any,
-    ) -> Any:
-        if layout is not None and position_embeddings is not None and self._parts is not None:
-            if self._settings is not None:
-                return self._short(self._parts, hidden_states, position_embeddings, layout)
-            call = _Call(layout)
-            result = self._plain(
-                hidden_states,
-                *others,
-                layout=call,
-                position_embeddings=position_embeddings,
-                **arguments,
-            )
-            self._compare(self._parts, hidden_states, position_embeddings, call, result)
-            return result
-        return self._plain(
-            hidden_states,
-            *others,
-            layout=layout,
-            position_embeddings=position_embeddings,
-            **arguments,
-        )
-
-    def _compare(
-        self,
-        parts: _Parts,
-        hidden: Tensor,
-        turns: tuple[Tensor, Tensor],
-        call: _Call,
-        result: Tensor,
-    ) -> None:
-        """Whether the short way gives what the layer gave; leaves it for good if not."""
-        self._parts = None
-        if len(call.asked) != 1 or not isinstance(result, Tensor):
-            return
-        (asked,) = call.asked
-        query, key, value = asked["tensors"]
-        tensors = (hidden, *turns, query, key, value, result)
-        width = (1, hidden.shape[1], query.shape[-1])
-        if (
-            any(t.dtype != torch.float32 for t in tensors)
-            or any(t.shape != width for t in turns)
-            or query.shape[-1] != value.shape[-1]
-            or asked["dropout"] != 0.0
-        ):
-            return
-        first = slice(0, _TOKENS)
-        if not turns[1][:, first].any():
-            self._parts = parts  # all at position 0: says nothing about how tokens are turned
-            return
-        self._heads = (query.shape[1], key.shape[1])
-        self._settings = {name: asked[name] for name in ("layer", "scale", "dropout")}
-        played = _Played(asked["out"][first])
-        cos, sin = turns
-        found = self._short(parts, hidden[:, first], (cos[:, first], sin[:, first]), played)
-        expected = [query[first], key[first], value[first], result[:, first]]
-        if all(_same(a, b) for a, b in zip([*played.seen, found], expected, strict=True)):
-            self._parts = parts
-
-    def _short(
-        self, parts: _Parts, hidden: Tensor, turns: tuple[Tensor, Tensor], layout: Layout
-    ) -> Tensor:
-        assert self._settings is not None
-        rows, (queries, keys) = hidden.shape[1], self._heads
-        cos, sin = turns
-        width = cos.shape[-1]
-        heads = parts.attention_in(parts.norms[0](hidden)).view(rows, -1, width)
-        split = queries + keys
-        if parts.head_norms is None:
-            plain = heads[:, :split]
-        else:
-            query_norm, key_norm = parts.head_norms
-            plain = torch.cat(
-                [query_norm(heads[:, :queries]), key_norm(heads[:, queries:split])], 1
-            )
-        half = width // 2
-        signed = torch.cat([-sin[..., :half], sin[..., half:]], -1)
-        turned = torch.addcmul(
-            plain * cos.view(rows, 1, width), plain.roll(half, -1), signed.view(rows, 1, width)
-        )
-        attended = layout.attend(
-            query=turned[:, :queries],
-            key=turned[:, queries:],
-            value=heads[:, split:],
-            **self._settings,
-        )
-        hidden = hidden + parts.attention_out(attended.reshape(1, rows, -1))
-        inner = parts.mlp_in(parts.norms[1](hidden))
-        gate, up = inner.chunk(2, -1)
-        result: Tensor = hidden + parts.mlp_out(parts.activation(gate) * up)
-        return result
-
-
-def _same(found: Tensor, expected: Tensor) -> bool:
-    limit = _ROUNDING * float(expected.abs().max())
-    return found.shape == expected.shape and float((found - expected).abs().max()) <= limit

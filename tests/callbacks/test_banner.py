@@ -10,7 +10,8 @@ import torch
 from lightning.pytorch.cli import SaveConfigCallback
 from rich.console import Console
 
-from sctom.callbacks import Banner
+from sctom.batch import Prompt
+from sctom.callbacks import Banner, banner
 from sctom.callbacks.banner import describe, differences
 from sctom.data import Shuffled
 from sctom.modules import Backbone, PolicyModule
@@ -39,7 +40,7 @@ def attach(trainer: SimpleNamespace) -> Callable[[PolicyModule], dict[str, str]]
     trainer.datamodule = SimpleNamespace(
         prompts_per_iteration=4, iterations=7, train_path="train.jsonl", val_path="val.jsonl",
         order=Shuffled(),
-        train_prompts=[None] * 1234, val_prompts=[None] * 5,
+        train_prompts=[Prompt(0, [1, 2, 3], [])] * 1234, val_prompts=[None] * 5,
     )  # fmt: skip
 
     def describe_module(module: PolicyModule) -> dict[str, str]:
@@ -48,6 +49,13 @@ def attach(trainer: SimpleNamespace) -> Callable[[PolicyModule], dict[str, str]]
         return dict(describe(trainer, module))
 
     return describe_module
+
+
+@pytest.fixture(autouse=True)
+def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model of these tests is none that could be looked at."""
+    reason = "it is no language model of {} tokens"
+    monkeypatch.setattr(banner, "why_plain", lambda model, longest: reason.format(longest))
 
 
 def test_a_run_in_words(attach: Callable[[PolicyModule], dict[str, str]]) -> None:
@@ -64,7 +72,10 @@ def test_a_run_in_words(attach: Callable[[PolicyModule], dict[str, str]]) -> Non
         "beta 0.04, k3 in the loss, weighted by the importance ratio; reference: base"
     )
     assert lines["iteration"] == "4 prompts x 8 completions each = 32 completions; 7 iterations"
-    assert lines["update"] == "16 completions, in micro-batches of 8"
+    assert lines["update"] == (
+        "16 completions, in micro-batches of at most 8 completions and 8,192 tokens"
+    )
+    assert lines["rows"] == "padded: it is no language model of 131 tokens"
     assert lines["updates per rollout"] == "4 (off-policy after the first)"  # 2 passes x 32 / 16
     assert lines["rewards"] == "self_aware x 2"
     assert lines["training data"] == "train.jsonl (1,234 rows, order Shuffled)"

@@ -12,7 +12,8 @@ import sctom.losses
 from sctom.batch import Prompt
 from sctom.data import Shuffled, SolveRate
 from sctom.fit import build
-from sctom.modules.advice import SignalWatch, advise, columns_of, print_advice
+from sctom.modules import Backbone
+from sctom.modules.advice import RewardWatch, SignalWatch, advise, columns_of, print_advice
 from sctom.objectives import BNPO, CISPO, DAPO, GRPO, GSPO, RLME, RLOO, SAPO, DrGRPO
 from sctom.rewards import FunctionReward, RewardError, SelfAware, selfaware_reward_func
 from sctom.tasks.selfaware import prompt_row
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 IDK = "I don't know."
 
 
-def module(objective=None, rewards=None, group_size=8, rank=0) -> SimpleNamespace:
+def module(objective=None, rewards=None, group_size=8, rank=0, backbone=None) -> SimpleNamespace:
     """A module as far as advice looks at it."""
     objective = objective or GRPO()
     return SimpleNamespace(
@@ -29,6 +30,7 @@ def module(objective=None, rewards=None, group_size=8, rank=0) -> SimpleNamespac
         bound=objective.bind(sctom.losses),
         rewards=rewards or [SelfAware()],
         group_size=group_size,
+        backbone=Backbone("tiny", **(backbone or {})),
         trainer=SimpleNamespace(is_global_zero=rank == 0),
     )
 
@@ -295,3 +297,41 @@ def test_remedies_are_what_is_not_set(capsys, zero_variance, order, remedies):
 def test_settings_it_refuses(settings, message):
     with pytest.raises(ValueError, match=message):
         SignalWatch(**settings)
+
+
+# ---- precision, and waiting for rewards ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backbone", "said"),
+    [
+        ({"dtype": "bfloat16"}, "0.39%"),  # 2**-8: 8 bits of precision
+        ({"dtype": "float16"}, "0.05%"),  # 2**-11
+        ({}, None),
+        ({"dtype": "bfloat16", "lora_rank": 8}, None),
+        ({"dtype": "bfloat16", "adapter": "somewhere"}, None),
+    ],
+)
+def test_all_weights_in_half_precision(backbone, said):
+    lines = [line for line in advise(module(backbone=backbone), {}) if "all weights" in line]
+    assert bool(lines) == (said is not None)
+    assert all(said in line and "lora_rank" in line for line in lines)
+
+
+def test_waiting_for_rewards_is_told_once_and_only_where_it_lasts():
+    watch = RewardWatch(window=2, limit=0.25)
+    assert watch.see(9.0, 10.0) is None  # one iteration says nothing yet
+    assert "90% of their time" in watch.see(9.0, 10.0)
+    assert watch.see(9.0, 10.0) is None
+    watch = RewardWatch(window=2, limit=0.25)
+    assert all(watch.see(1.0, 5.0) is None for _ in range(9))  # a fifth is bearable
+
+
+@pytest.mark.parametrize(
+    ("overlap", "rank", "printed"), [(True, 0, 1), (False, 0, 0), (True, 1, 0)]
+)
+def test_who_is_told_of_waiting(capsys, overlap, rank, printed):
+    told = module(rank=rank)
+    told.overlap_rewards = overlap
+    RewardWatch(window=1).tell(told, {"time/reward": 3.0, "step_time": 4.0})
+    assert capsys.readouterr().out.count("advice: rewards: the last 1 iterations") == printed
