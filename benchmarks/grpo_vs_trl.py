@@ -7,9 +7,10 @@ Measured: completion tokens per second of the step and of generation, seconds of
 (generate, reference, forward, backward, optimiser, rest), and the largest memory of the process
 above what it holds when training starts. Each side of each round is a process of its own; rounds
 alternate in order; a round in which threads waited for a core is discarded as long as another is
-left, and the result says how many were kept. Same model, prompts, stop rule, reward, loss and optimiser on both sides
-(`benchmarks.workload`); TRL runs once with all completions in one micro-batch and once with
-micro-batches of 8 (SmolLM2: only so), and speed is compared with the faster of the two.
+left, and the result says how many were kept. Same model, prompts, stop rule, reward, loss and
+optimiser on both sides (`benchmarks.workload`); TRL runs once with all completions in one
+micro-batch and once with micro-batches of 8 (SmolLM2: only so), and speed is compared with
+the faster of the two.
 """
 
 from __future__ import annotations

@@ -140,8 +140,8 @@ def mark(text: str, shares: Iterable[float | None]) -> str:
 def warning(shares: Sequence[float | None]) -> str:
     """A line of warning where measurements were disturbed, else nothing.
 
-    >>> warning([0.0, 0.3]).partition(':')[0]
-    '**WARNING: 1 of 2 measurements disturbed**'
+    >>> warning([0.0, 0.3]).split(': ')[1]
+    '1 of 2 measurements disturbed**'
     >>> warning([0.0, None])
     ''
     """

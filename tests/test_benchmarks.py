@@ -3,12 +3,23 @@ from __future__ import annotations
 import doctest
 import importlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks import comparison, limits, measure, report, scaling, stopping, tiny_model, workload
+from benchmarks import (
+    comparison,
+    head,
+    limits,
+    measure,
+    report,
+    scaling,
+    stopping,
+    tiny_model,
+    workload,
+)
 from benchmarks.comparison import Summary
 from benchmarks.grpo_vs_trl import arguments_of, block_name, sides_of, work_of
 from benchmarks.grpo_vs_trl import report as grpo_report
@@ -114,7 +125,7 @@ def test_report_of_a_comparison_says_what_was_disturbed_and_what_failed():
     }
     text = grpo_report(record)
     assert "beta 0.04" in text and "X, 2 cores, 8.0 GiB; torch 1; 2 threads." in text
-    assert "No round was quiet" in text
+    assert "**WARNING: disturbed**: no round was quiet" in text
     assert "TRL, 32 rows did not finish: side trl ended with -9\n" in text
     assert "| step, tokens/s | at least 5 x | 8.00 x | yes |" in text
     assert "at least 5 x" not in grpo_report(record | {"quick": True})
@@ -239,6 +250,7 @@ def test_size_of_a_decode_step(small: Path):
 
 def test_limits_table_says_what_limits():
     row = {"rows": 8, "seconds": 0.01, "bytes": 4e7, "operations": 2e8, "shares": {"a": 0.5}}
+    row["stall"] = 0.0
     record = {"bandwidth": 2e10, "far_bandwidth": 1e10, "rate": 1e11, "weight_bytes": 4e7}
     text = limits.report(record | {"balance_rows": 8.0, "rows": [row]})
     # 4e7 / 2e10 = 2 ms of reading, 2e8 / 1e11 = 2 ms of computing; a step takes 10
@@ -297,6 +309,42 @@ def test_blocks_of_files(tmp_path: Path):
     measure.write_record(other, {"quick": True}, {"x": "3"})
     with pytest.raises(ValueError, match="measured with --quick"):
         report.read_blocks([other])
+
+
+def test_report_refuses_what_is_no_result(tmp_path: Path):
+    missing, broken = tmp_path / "a.json", tmp_path / "b.json"
+    broken.write_text("{")
+    with pytest.raises(ValueError, match=r"a\.json is not there"):
+        report.read_blocks([missing])
+    with pytest.raises(ValueError, match=r"b\.json is not JSON"):
+        report.read_blocks([broken])
+
+
+def test_trl_is_asked_for_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(measure, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"TRL is missing here.*-m benchmarks\.scaling"):
+        measure.require_trl("scaling")
+
+
+def test_head_tells_its_size_and_marks_what_was_disturbed():
+    result = {"vocabulary": 8192, "dtype": "float32", "mode": "frozen", "stall": 0.3}
+    result |= {"peak_mib": {"unfused": 2.0, "sctom": 1.0}}
+    result |= {"rounds": [{"unfused": 2.0, "sctom": 1.0}]}
+    record = {"machine": {"cpu": "X", "cores": 2, "memory_gib": 8.0}, "versions": {"torch": "1"}}
+    record |= {"threads": 2, "rows": 1600, "repeats": 5, "results": [result]}
+    text = head.report(record)
+    assert text.startswith("1,600 tokens, medians of 5 rounds. X, 2 cores")
+    assert "**WARNING: 1 of 1 measurements disturbed**: threads waited for a core 30%" in text
+    assert "| 8,192, float32, frozen (disturbed) | 2.00 | 1.00 | - | 0.50 |" in text
+
+
+def test_files_of_results_have_the_names_of_their_places():
+    known = set(report.places(report.PAGE.read_text()))
+    made = (workload.ROOT / "Makefile").read_text()
+    assert set(re.findall(r"\$\(BENCH_OUT\)/([\w-]+)\.json", made)) == known
+    for file in (workload.ROOT / "benchmarks").iterdir():
+        if file.suffix in (".py", ".md"):
+            assert set(re.findall(r"runs/bench/([\w.-]+)\.json", file.read_text())) <= known
 
 
 @pytest.mark.parametrize(

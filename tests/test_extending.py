@@ -90,7 +90,17 @@ def test_the_document_has_the_files_it_speaks_of():
         "my_rewards.yaml",
         "my_order.py",
         "my_order.yaml",
+        "my_sampler.py",
+        "my_sampler.yaml",
     ]
+
+
+def test_a_sampler_of_ones_own_draws_what_ours_draws(base, monkeypatch):
+    module = trained(monkeypatch, "base.yaml", "my_sampler.yaml")
+    assert type(module.sampler).__module__ == "my_sampler"
+    own = [(row.ids, row.truncated) for row in module.last_rollout.rows]
+    ours = trained(monkeypatch, "base.yaml").last_rollout.rows
+    assert own == [(row.ids, row.truncated) for row in ours]
 
 
 def test_an_order_of_ones_own_is_asked(base, monkeypatch):

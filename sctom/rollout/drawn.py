@@ -49,7 +49,7 @@ class Drawn:
         self._complete = complete
         self._stops = torch.tensor(sorted(stop_ids), device=device)
         self._ids = torch.empty(rows, 0, dtype=torch.long, device=device)
-        self._logps = torch.empty(rows, 0, device=device)
+        self._logps = torch.empty(rows, 0, dtype=torch.float32, device=device)
         self._lengths: NDArray[np.int64] = np.zeros(rows, dtype=np.int64)
         self._truncated: NDArray[np.bool_] = np.zeros(rows, dtype=np.bool_)
         self._open: NDArray[np.int64] = np.full(groups, group_size)
@@ -64,7 +64,15 @@ class Drawn:
 
         Returns:
             Which of the n rows go on, as indices; None where all do.
+
+        Raises:
+            FloatingPointError: a log-probability is not a finite number.
         """
+        if not bool(torch.isfinite(logps).all()):
+            raise FloatingPointError(
+                f"the log-probability of token {self._length + 1} of a completion is not finite: "
+                "the model's weights or logits are not, or sampling.temperature is too small"
+            )
         if self._length == self._ids.shape[1]:
             self._grow()
         self._ids[self.alive, self._length] = tokens

@@ -34,7 +34,7 @@ def replaced_forwards() -> Iterator[Callable[[nn.Module, Forward], None]]:
         yield replace
     finally:
         for module in replaced:
-            del module.forward
+            vars(module).pop("forward", None)
 
 
 def is_untouched(module: nn.Module) -> bool:

@@ -39,10 +39,11 @@ def fused_layers(model: nn.Module) -> Iterator[None]:
         model: any model, inside `sctom.rollout.linears.merged_linears`: without, nothing is fused.
             Its modules are as before when the context ends, by an exception too.
     """
+    turns = _Turns()
     with replaced_forwards() as replace:
         for module in model.modules():
             if (parts := _parts(module)) is not None:
-                replace(module, _Layer(module.forward, parts))
+                replace(module, _Layer(module.forward, parts, turns))
         yield
 
 
@@ -97,8 +98,9 @@ def _parts(module: nn.Module) -> _Parts | None:
 class _Layer:
     """The forward of a decoder layer, for a while."""
 
-    def __init__(self, plain: Any, parts: _Parts) -> None:
+    def __init__(self, plain: Any, parts: _Parts, turns: _Turns) -> None:
         self._plain = plain
+        self._turns = turns
         self._parts: _Parts | None = parts
         """None once the layer is known to be of another kind."""
         self._short: _Short | None = None
@@ -114,9 +116,25 @@ class _Layer:
         if not _are_turns(turns):
             self._parts = None
         elif turns[1][:, :_TOKENS].any():  # position 0 does not tell how tokens are turned
-            self._short = _learnt(self._parts, hidden, turns, call, result)
+            self._short = _learnt(self._parts, hidden, turns, call, result, self._turns)
             self._parts = None if self._short is None else self._parts
         return result
+
+
+class _Turns:
+    """How tokens are turned to their positions, for all layers of a pass."""
+
+    def __init__(self) -> None:
+        self._known: tuple[Tensor, Tensor] | None = None
+        self._made: tuple[Tensor, Tensor]
+
+    def __call__(self, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """From [1, N, D] each to [N, 1, D]; the sines of the first half are those of -x."""
+        if self._known is not turns:
+            cos, sin = (t.transpose(0, 1) for t in turns)
+            first, second = sin.chunk(2, -1)
+            self._known, self._made = turns, (cos, torch.cat([-first, second], -1))
+        return self._made
 
 
 @dataclass(frozen=True)
@@ -132,20 +150,20 @@ class _Short:
     """Heads."""
     keys: int
     """Heads."""
+    turns: _Turns
 
     def __call__(self, hidden: Tensor, turns: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
         """Gives the hidden states [1, N, H] behind the layer."""
         parts, rows, split = self.parts, hidden.shape[1], self.queries + self.keys
-        cos, sin = (t.view(rows, 1, -1) for t in turns)
-        half = cos.shape[-1] // 2
-        heads = parts.attention_in(parts.norms[0](hidden)).view(rows, -1, 2 * half)
+        cos, sin = self.turns(turns)
+        heads = parts.attention_in(parts.norms[0](hidden)).view(rows, -1, cos.shape[-1])
         looking = heads[:, :split]
         if parts.head_norms is not None:
             query_norm, key_norm = parts.head_norms
             normed = [query_norm(looking[:, : self.queries]), key_norm(looking[:, self.queries :])]
             looking = torch.cat(normed, 1)
-        signed = torch.cat([-sin[..., :half], sin[..., half:]], -1)
-        looking = torch.addcmul(looking * cos, looking.roll(half, -1), signed)
+        half = cos.shape[-1] // 2
+        looking = torch.addcmul(looking * cos, looking.roll(half, -1), sin)
         attended = layout.attend(
             self.layer,
             looking[:, : self.queries],
@@ -175,6 +193,7 @@ def _learnt(
     turns: tuple[Tensor, Tensor],
     call: _Call,
     result: object,
+    all_turns: _Turns,
 ) -> _Short | None:
     """The short way, if it gives what the layer gave."""
     if not isinstance(result, Tensor) or len(call.asked) != 1:
@@ -188,9 +207,8 @@ def _learnt(
         or asked.dropout != 0.0
     ):
         return None
-    short = _Short(
-        parts, asked.layer, asked.scale, queries=asked.query.shape[1], keys=asked.key.shape[1]
-    )
+    heads = {"queries": asked.query.shape[1], "keys": asked.key.shape[1]}
+    short = _Short(parts, asked.layer, asked.scale, **heads, turns=all_turns)
     cos, sin = (t[:, :_TOKENS] for t in turns)
     again = _Again(asked.out[:_TOKENS])
     found = short(hidden[:, :_TOKENS], (cos, sin), again)

@@ -50,6 +50,7 @@ def merged_linears(model: nn.Module, *, rows: int) -> Iterator[None]:
             as before when the context ends, by an exception too; its weights never change.
         rows: tokens of a usual call.
     """
+    from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 
     last = head(model)
@@ -57,6 +58,8 @@ def merged_linears(model: nn.Module, *, rows: int) -> Iterator[None]:
     def visit(module: nn.Module) -> None:
         if isinstance(module, AuxiliaryTrainingWrapper):
             return  # holds several layers and chooses on each call
+        if isinstance(module, BaseTunerLayer) and module.merged and module.disable_adapters:
+            return  # takes its adapters out of the weights under it when it is called
         for layers in _siblings(module):
             if not install(layers):
                 for layer in layers:
@@ -126,7 +129,9 @@ def _forwards(layers: Sequence[nn.Module], rows: int, *, wide: bool) -> list[For
     result = linears[0].result
 
     def compute(x: Tensor) -> Tensor:
-        return product(x.to(product.dtype)).to(result)
+        x = x if x.dtype == product.dtype else x.to(product.dtype)
+        out = product(x)
+        return out if out.dtype == result else out.to(result)
 
     if len(layers) == 1:
         return [compute]

@@ -186,3 +186,21 @@ def test_an_rms_norm_that_is_none_stays():
 
 def test_packed_where_there_is_packing():
     assert PackedLinear.available(make("llama").lm_head.weight)
+
+
+@pytest.mark.parametrize("kind", ["lora", "ia3"])
+def test_adapters_that_are_merged_and_disabled_stay_out(kind):
+    from peft import IA3Config, LoraConfig, get_peft_model
+
+    settings = {"target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM"}
+    if kind == "lora":
+        config = LoraConfig(r=4, init_lora_weights=False, **settings)
+    else:
+        config = IA3Config(feedforward_modules=["down_proj"], init_ia3_weights=False, **settings)
+    model = get_peft_model(make("llama"), config).eval()
+    model.merge_adapter()
+    with torch.no_grad(), model.disable_adapter(), merged_linears(model, rows=12):
+        first = model(input_ids=IDS).logits
+    with torch.no_grad(), model.disable_adapter():
+        plain = model(input_ids=IDS).logits
+    torch.testing.assert_close(first, plain, rtol=0, atol=2e-5)

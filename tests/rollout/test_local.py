@@ -202,3 +202,34 @@ def test_padding_comes_from_lengths_even_where_pad_is_a_real_token():
     assert positions.tolist() == [[0, 1, 2], [0, 0, 0]]
     with pytest.raises(ValueError, match="side"):
         pad([[1]], 0, side="up")
+
+
+def test_a_prompt_without_tokens_is_refused(tiny_model):
+    from sctom.modules import Backbone
+
+    with pytest.raises(ValueError, match="prompt 7 has no tokens"):
+        LocalSampler().sample(
+            Backbone(str(tiny_model)).load_model(),
+            [Prompt(7, [], [])],
+            group_size=2,
+            sampling=Sampling(max_new_tokens=2),
+            stop_ids=frozenset(),
+            address=(0,),
+        )
+
+
+def test_weights_that_are_not_finite_end_sampling(tiny_model):
+    from sctom.modules import Backbone
+
+    model = Backbone(str(tiny_model)).load_model()
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    with pytest.raises(FloatingPointError, match="token 1 of a completion is not finite"):
+        LocalSampler().sample(
+            model,
+            [Prompt(0, [4, 5], [])],
+            group_size=2,
+            sampling=Sampling(max_new_tokens=2),
+            stop_ids=frozenset(),
+            address=(0,),
+        )
