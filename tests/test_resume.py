@@ -143,7 +143,7 @@ def killing(owner, name):
         return original(*args, **kwargs)
     setattr(owner, name, wrapped)
 {{"sampling": lambda: killing(policy.PolicyModule, "complete"),
-  "reward": lambda: killing(policy.PolicyModule, "score_rewards"),
+  "reward": lambda: killing(policy.PolicyModule, "start_rewards"),
   "loss": lambda: killing(policy.PolicyModule, "loss"),
   "after the optimiser step": lambda: killing(policy.FiniteGuard, "record"),
   "half a save": lambda: killing(checkpoint, "publish"),
@@ -158,7 +158,7 @@ main()
     ("place", "count"),
     [
         ("sampling", 4),
-        ("reward", 3),
+        ("reward", 12),
         ("loss", 9),
         ("after the optimiser step", 10),
         ("half a save", 1),
