@@ -39,11 +39,7 @@ from sctom.modules.state import (
     optimizer_name,
     origin,
 )
-from sctom.modules.update import (
-    gradient_parts,
-    micro_batch_loss,
-    silent_metrics,
-)
+from sctom.modules.update import gradient_parts, micro_batch_loss, silent_metrics
 from sctom.objectives import Objective, Totals
 from sctom.rewards import Reward
 from sctom.rollout import LocalSampler, Sampler, Sampling

@@ -233,3 +233,21 @@ def test_weights_that_are_not_finite_end_sampling(tiny_model):
             stop_ids=frozenset(),
             address=(0,),
         )
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers' own, about kernels that are not installed
+def test_a_model_that_keeps_a_state_is_refused_by_name():
+    from transformers import AutoModelForCausalLM, MambaConfig
+
+    config = MambaConfig(
+        vocab_size=31, hidden_size=16, num_hidden_layers=1, bos_token_id=1, eos_token_id=2
+    )
+    with pytest.raises(ValueError, match="MambaForCausalLM keeps a state"):
+        LocalSampler().sample(
+            AutoModelForCausalLM.from_config(config).eval(),
+            [Prompt(0, [4, 5], [])],
+            group_size=2,
+            sampling=Sampling(max_new_tokens=2),
+            stop_ids=frozenset(),
+            address=(0,),
+        )
