@@ -64,6 +64,8 @@ class Row:
     """What reward functions noted about this completion with `log_extra`, by column."""
     reward: float = float("nan")
     """Weighted sum of the rewards; NaN: no reward at all."""
+    compared: float | None = None
+    """What advantages compare, where that is not the weighted sum."""
     advantage: float = 0.0
     """Group-relative advantage; 0 where there was no reward."""
     counted: bool = True
@@ -118,14 +120,14 @@ def row_value(row: Row, metric: str, *, setting: str) -> float:
 
     Args:
         row: with its rewards.
-        metric: "reward", the weighted sum, or the name of one reward.
+        metric: "reward", what advantages compare, or the name of one reward.
         setting: the setting that names the metric, for the error.
 
     Raises:
         ValueError: there is no reward of that name.
     """
     if metric == "reward":
-        return row.reward
+        return row.reward if row.compared is None else row.compared
     if metric not in row.rewards:
         names = ", ".join(["reward", *row.rewards])
         raise ValueError(f"{setting} is {metric!r}, which no reward is called; set it to {names}")

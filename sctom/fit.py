@@ -148,6 +148,8 @@ def check(cli: FitCLI) -> None:
     cli.datamodule.setup("fit")
     if isinstance(cli.model, PolicyModule):
         prepare(cli.model, cli.datamodule, cli.trainer.world_size)
+        for reward in cli.model.rewards:
+            reward.check()
 
 
 def fit(cli: FitCLI) -> None:

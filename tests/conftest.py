@@ -120,3 +120,10 @@ def data_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"public data sets are not at {folder}; set SCTOM_DATA to their folder")
     return folder
+
+
+@pytest.fixture
+def config(tmp_path, tiny_model, tiny_prompts) -> Path:
+    from tests.fitting import write_config
+
+    return write_config(tmp_path, tiny_model, tiny_prompts)

@@ -15,49 +15,8 @@ import torch
 import yaml
 
 from sctom.callbacks.checkpoint import checkpoints
-from sctom.fit import build, fit, main
 from sctom.rundir import locked
-
-
-@pytest.fixture
-def config(tmp_path, tiny_model, tiny_prompts) -> Path:
-    path = tmp_path / "config.yaml"
-    arguments = {
-        "backbone": {
-            "class_path": "Backbone",
-            "init_args": {"path": str(tiny_model), "lora_rank": 4},
-        },
-        "objective": {"class_path": "GRPO"},
-        "rewards": [{"class_path": "SelfAware"}],
-        "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.01}},
-        "group_size": 4,
-        "sampling": {"max_new_tokens": 4},
-    }
-    data = {
-        "train": str(tiny_prompts),
-        "prompts_per_iteration": 3,
-        "iterations": 2,
-        "columns": "selfaware",
-    }
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "run_dir": str(tmp_path / "run"),
-                "model": {"class_path": "PolicyModule", "init_args": arguments},
-                "data": {"class_path": "PromptData", "init_args": data},
-                "trainer": {
-                    "accelerator": "cpu",
-                    "callbacks": [{"class_path": "IterationCheckpoint"}],
-                },
-            }
-        )
-    )
-    return path
-
-
-def run(config: Path, monkeypatch, *options: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["fit", "--config", str(config), *options])
-    main()
+from tests.fitting import build_and_fit, edited, run
 
 
 def refused(config: Path, monkeypatch, capsys, *options: str) -> str:
@@ -68,18 +27,6 @@ def refused(config: Path, monkeypatch, capsys, *options: str) -> str:
     run_dir = Path(yaml.safe_load(config.read_text())["run_dir"])
     assert not checkpoints(run_dir)
     return re.sub(r"\s+", " ", capsys.readouterr().err)
-
-
-def edited(config: Path, **changes) -> Path:
-    content = yaml.safe_load(config.read_text())
-    for place, value in changes.items():
-        target = content
-        *parents, last = place.split("__")
-        for parent in parents:
-            target = target[parent]
-        target[last] = value
-    config.write_text(yaml.safe_dump(content))
-    return config
 
 
 @pytest.mark.parametrize(
@@ -390,13 +337,6 @@ def test_what_a_reward_does_to_its_lists_stays_with_it(config, monkeypatch, tmp_
     rewards = [*odd, {"class_path": "SelfAware"}]
     cli = build_and_fit(edited(config, model__init_args__rewards=rewards), monkeypatch)
     assert all(len(row.prompt.messages) == 1 for row in cli.model.last_rollout.rows)
-
-
-def build_and_fit(config: Path, monkeypatch, *options: str):
-    monkeypatch.setattr(sys, "argv", ["fit", "--config", str(config), *options])
-    cli = build()
-    fit(cli)
-    return cli
 
 
 def test_a_column_only_some_rows_have_is_none_in_the_others(config, monkeypatch, tmp_path):

@@ -24,13 +24,14 @@ ENTRIES = {"fit", "merge", "validate", "sample", "evaluate", "prepare", "rounds"
 LAYERS = (  # from the bottom up: a part may import its own layer and those below
     {"__init__"},
     {"losses", "packed_linear"} | SHARED,
+    {"sandbox"},
     {"rollout", "rewards", "tasks"},
     {"modules", "data", "callbacks"},
     {"mlx_port", "hints", "rundir"} | ENTRIES,
 )
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 
-TORCH_FREE = {"__init__", "rewards", "tasks"} | SHARED
+TORCH_FREE = {"__init__", "rewards", "tasks", "sandbox"} | SHARED
 LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning"}
 TORCH = {"torch", "torchmetrics", "peft", "accelerate"} | LIGHTNING
 

@@ -19,7 +19,7 @@ from sctom.callbacks.common import atomic_write, log_text, run_dir
 from sctom.modules.policy import PolicyModule
 from sctom.modules.quantize import memory_4bit
 from sctom.objectives import Objective
-from sctom.rewards import Reward
+from sctom.rewards import Reward, RewardHealth
 from sctom.rollout import Sampling
 from sctom.rollout.sharing import why_plain
 
@@ -77,6 +77,8 @@ def describe(trainer: L.Trainer, module: PolicyModule) -> list[Line]:
         ("sampling", repr(module.sampling)),
         ("validation", f"{module.val_samples} per prompt, {module.val_sampling!r}"),
         ("rewards", rewards),
+        *(("", line) for reward in module.rewards for line in reward.describe()),
+        *_aggregation_lines(module),
         *_data_lines(trainer),
         ("run folder", str(run_dir(trainer))),
         ("differs from defaults", ", ".join(changed) if changed else "nothing"),
@@ -127,6 +129,12 @@ def _rows_text(trainer: L.Trainer, module: PolicyModule) -> str:
     longest = max(len(prompt.ids) for prompt in prompts) + module.sampling.max_new_tokens
     reason = why_plain(module.model, longest)
     return "packed, each prompt once" if reason is None else f"padded: {reason}"
+
+
+def _aggregation_lines(module: PolicyModule) -> list[Line]:
+    if module.aggregation == "sum_then_normalize":
+        return []
+    return [("aggregation", "each reward is divided by its own spread in the group, then summed")]
 
 
 def _objective_lines(module: PolicyModule) -> list[Line]:
@@ -264,7 +272,8 @@ def differences(module: PolicyModule) -> list[str]:
     The defaults are those of the signatures.
     """
     nested = {"sampling", "val_sampling"}
-    found = _changed("", module, PolicyModule, skip=_RESOLVED | nested)
+    found = _changed("", module, PolicyModule, skip=_RESOLVED | nested | {"reward_health"})
+    found += _changed("reward_health.", module.reward_health, RewardHealth)
     found += _changed("objective.", module.objective, type(module.objective))
     for name in sorted(nested):
         default: Sampling = inspect.signature(PolicyModule).parameters[name].default

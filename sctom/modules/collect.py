@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sctom.batch import Prompt, Rollout, Row, interleave
+from sctom.batch import Prompt, Rollout, Row, interleave, row_value
 from sctom.modules.fill import charge_kl, fill_logps
 from sctom.modules.groups import Group, is_dead, leave_out, select
 from sctom.modules.metrics import Means, advantage_metrics, refuse_taken_names, rollout_metrics
@@ -69,6 +69,7 @@ class Collector:
             metrics |= self._score(rollout.rows)
             compare(module, rollout)
         metrics |= advantage_metrics(rollout.rows) | self.phases.seconds
+        metrics |= module.reward_health.metrics()
         completed = sum(len(row.ids) for row in self.sampled)
         read = sum(len(row.prompt.ids) for row in self.sampled)
         metrics["num_tokens"] = float(read + completed)
@@ -194,7 +195,8 @@ class Collector:
 
 def compare(module: PolicyModule, rollout: Rollout) -> None:
     """Fill in the advantages; those scaled by the batch need the rewards of all ranks."""
-    rewards = torch.tensor([row.reward for row in rollout.rows], dtype=torch.float64)
+    values = [row_value(row, "reward", setting="") for row in rollout.rows]
+    rewards = torch.tensor(values, dtype=torch.float64)
     rewards = rewards.view(-1, module.group_size)
     everywhere = gathered(module, rewards).view(-1, module.group_size)
     advantages = module.bound.advantages(everywhere)

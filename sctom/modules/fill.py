@@ -11,8 +11,7 @@ from torch import nn
 from sctom import losses
 from sctom.batch import Prompt, Row, micro_batches
 from sctom.modules.scoring import Scorer, collate
-from sctom.modules.state import Progress
-from sctom.rewards import Reward, combine
+from sctom.rewards import combine, normalize_then_sum
 from sctom.rewards import run as rewards_run
 from sctom.rollout import Sample, Sampling
 
@@ -62,15 +61,15 @@ def sample_rows(
 
 
 def start_rewards(
-    rows: Sequence[Row], rewards: Sequence[Reward], group_size: int, progress: Progress
+    module: PolicyModule, rows: Sequence[Row], group_size: int
 ) -> Callable[[], dict[str, float]]:
     """Start to score completions with every reward.
 
     Args:
-        rows: the completions of each prompt side by side; `rewards`, `reward` and `extra` are set.
-        rewards: the reward functions.
+        module: its rewards, their aggregation and health; its progress is `trainer_state`.
+        rows: the completions of each prompt side by side; `rewards`, `reward`, `compared` and
+            `extra` are set.
         group_size: completions per prompt.
-        progress: handed to the functions as `trainer_state`.
 
     Returns:
         What waits for the rewards, fills them in, and returns what the functions logged with
@@ -80,22 +79,26 @@ def start_rewards(
         name: [row.prompt.columns.get(name) for row in rows] for name in rows[0].prompt.columns
     }
     running = rewards_run.start_rewards(
-        rewards,
+        module.rewards,
         prompts=[row.prompt.messages for row in rows],
         completions=[[{"role": "assistant", "content": row.text}] for row in rows],
         completion_ids=[row.ids for row in rows],
         columns=columns,
-        trainer_state=progress,
+        trainer_state=module.progress,
     )
 
     def finish() -> dict[str, float]:
         results = running.result()
-        weights = {reward.name: reward.weight for reward in rewards}
+        module.reward_health.record(results)
+        weights = {reward.name: reward.weight for reward in module.rewards}
         totals = combine(results.values, weights, group_size)
+        compared: Sequence[float | None] = [None] * len(rows)
+        if module.aggregation == "normalize_then_sum":
+            compared = normalize_then_sum(results.values, weights, group_size)
         for i, row in enumerate(rows):
             row.rewards = {name: values[i] for name, values in results.values.items()}
             row.extra = {name: values[i] for name, values in results.extra.items()}
-            row.reward = totals[i]
+            row.reward, row.compared = totals[i], compared[i]
         return results.metrics
 
     return finish

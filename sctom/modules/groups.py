@@ -16,14 +16,15 @@ from sctom.batch import Row, row_value
 
 ZeroVariance = Literal["keep", "mask", "resample"]
 Truncated = Literal["keep", "mask"]
+Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 Group = Sequence[Row]
 
 
 def is_dead(group: Group, metric: str, tolerance: float) -> bool:
     """Whether a group has no signal: largest - smallest value <= tolerance.
 
-    Completions without a value (None, NaN) are left out; fewer than two values are no signal. The
-    weighted sum must differ too, whatever the metric: without that all advantages are 0.
+    Completions without a value (None, NaN) are left out; fewer than two values are no signal. What
+    is compared must differ too, whatever the metric: without that all advantages are 0.
 
     Args:
         group: the completions of one prompt, with rewards.

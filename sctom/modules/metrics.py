@@ -85,6 +85,15 @@ def rollout_metrics(rollout: Rollout, *, tolerance: float = 1e-6) -> dict[str, f
     return numbers
 
 
+def validation_values(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """What is averaged over the completions of a validation batch; nothing that is empty."""
+    values = {
+        "reward": [row.reward for row in rows if not math.isnan(row.reward)],
+        "mean_length": [float(len(row.ids)) for row in rows],
+    }
+    return {name: numbers for name, numbers in values.items() if numbers}
+
+
 def advantage_metrics(rows: Sequence[Row]) -> dict[str, float]:
     """Mean, spread and extremes of the advantages of the completions that take part in updates."""
     advantages = [row.advantage for row in rows if row.counted]

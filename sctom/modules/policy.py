@@ -21,12 +21,12 @@ from sctom.modules.advice import Watches, print_advice
 from sctom.modules.backbone import Backbone, stop_ids, trainable
 from sctom.modules.collect import TRAIN, Collector
 from sctom.modules.fill import sample_rows, start_rewards
-from sctom.modules.groups import Truncated, ZeroVariance
+from sctom.modules.groups import Aggregation, Truncated, ZeroVariance
 from sctom.modules.guard import FiniteGuard
-from sctom.modules.metrics import Means, peak_memory_mib
+from sctom.modules.metrics import Means, peak_memory_mib, validation_values
 from sctom.modules.ranks import exchanging_gradients, gathered, step_totals
 from sctom.modules.reference import Reference, ReferenceKind, make_reference
-from sctom.modules.schedule import ScheduleName, learning_rate_factor
+from sctom.modules.schedule import ScheduleName, set_learning_rates
 from sctom.modules.scoring import MicroBatch, Scorer, collate
 from sctom.modules.selfcheck import run_self_checks
 from sctom.modules.settings import check_settings, prepare
@@ -41,7 +41,7 @@ from sctom.modules.state import (
 )
 from sctom.modules.update import gradient_parts, micro_batch_loss, silent_metrics
 from sctom.objectives import Objective, Totals
-from sctom.rewards import Reward
+from sctom.rewards import Reward, RewardHealth
 from sctom.rollout import LocalSampler, Sampler, Sampling
 from sctom.seeds import seed_for
 
@@ -98,6 +98,9 @@ class PolicyModule(L.LightningModule):
             still missing, groups without signal fill the rollout, masked.
         truncated: completions cut off by max_new_tokens: "keep", or "mask" to leave them out of the
             loss and of what it is divided by. They stay in the mean of their group.
+        aggregation: "sum_then_normalize" compares weighted sums of rewards; "normalize_then_sum"
+            first divides each reward by its own spread in the group.
+        reward_health: when to stop for rewards that fail.
         overlap_rewards: score groups while others are sampled; false: all in one call at the end.
         memory_probe: run the longest possible batch before the first iteration; null: only on an
             accelerator, since a CPU that runs out of memory kills the process.
@@ -137,6 +140,8 @@ class PolicyModule(L.LightningModule):
         zero_variance_tolerance: float = 1e-6,
         max_extra_batches: int = 3,
         truncated: Truncated = "keep",
+        aggregation: Aggregation = "sum_then_normalize",
+        reward_health: RewardHealth | None = None,
         overlap_rewards: bool = True,
         memory_probe: bool | None = None,
         self_check: bool = True,
@@ -174,6 +179,8 @@ class PolicyModule(L.LightningModule):
         self.zero_variance_tolerance = zero_variance_tolerance
         self.max_extra_batches = max_extra_batches
         self.truncated: Truncated = truncated
+        self.aggregation: Aggregation = aggregation
+        self.reward_health = reward_health or RewardHealth()
         self.overlap_rewards = overlap_rewards
         self.memory_probe = memory_probe
         self.self_check = self_check
@@ -191,7 +198,7 @@ class PolicyModule(L.LightningModule):
         self.last_rollout: Rollout | None = None
         self.last_metrics: dict[str, float] = {}
         self._reference: Reference | None = None
-        self._configured: list[dict[str, Any]] = []
+        self.configured: list[dict[str, Any]] = []
         self._checked = False
         self.updates_before = 0  # optimiser steps taken when the rollout was sampled
         self.prepared: PromptData | None = None
@@ -218,7 +225,7 @@ class PolicyModule(L.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The optimiser the config names, over the trained weights."""
         optimizer = self.make_optimizer([p for _, p in trainable(self.model)])
-        self._configured = [
+        self.configured = [
             {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
         ]
         return optimizer
@@ -226,7 +233,7 @@ class PolicyModule(L.LightningModule):
     def on_train_start(self) -> None:
         """Let the config win over a checkpoint's optimiser settings."""
         optimizer = self.optimizers(use_pl_optimizer=False)
-        for group, settings in zip(optimizer.param_groups, self._configured, strict=True):  # type: ignore[union-attr]
+        for group, settings in zip(optimizer.param_groups, self.configured, strict=True):  # type: ignore[union-attr]
             group.update(settings)
         self._check_chain()
 
@@ -291,7 +298,7 @@ class PolicyModule(L.LightningModule):
 
     def start_rewards(self, rows: Sequence[Row], group_size: int) -> Callable[[], dict[str, float]]:
         """Start to score rows; what is returned fills them in and gives what was logged."""
-        return start_rewards(rows, self.rewards, group_size, self.progress)
+        return start_rewards(self, rows, group_size)
 
     def score_rewards(self, rows: Sequence[Row], group_size: int) -> dict[str, float]:
         """Fill in the rewards of rows; returns what the reward functions logged."""
@@ -319,7 +326,7 @@ class PolicyModule(L.LightningModule):
         parameters = [p for _, p in trainable(self.model)]
         norm = nn.utils.clip_grad_norm_(parameters, self.max_grad_norm or math.inf)
         finite = bool(gathered(self, torch.isfinite(norm) & finite).all())
-        self._set_learning_rate(optimizer)
+        set_learning_rates(self, optimizer)
         if finite:
             optimizer.step()
         self.guard.record(finite, counted, self)
@@ -344,14 +351,6 @@ class PolicyModule(L.LightningModule):
         iterations: int = self.trainer.datamodule.iterations  # type: ignore[attr-defined]
         return iterations * self.updates_per_rollout()
 
-    def _set_learning_rate(self, optimizer: Any) -> None:
-        done, total = self.progress.updates, self.total_updates()
-        factor = learning_rate_factor(
-            self.schedule, done, total=total, warmup_ratio=self.warmup_ratio
-        )
-        for group, settings in zip(optimizer.param_groups, self._configured, strict=True):
-            group["lr"] = settings["lr"] * factor
-
     def _report(self, rollout: Rollout, metrics: dict[str, float]) -> None:
         seen = torch.tensor(int(metrics["num_tokens"]))
         self.progress.num_tokens += int(gathered(self, seen).sum())
@@ -366,18 +365,15 @@ class PolicyModule(L.LightningModule):
         """Sample and score validation prompts with their own settings and their own draws."""
         rows = self.complete(prompts, self.val_samples, self.val_sampling, VALIDATE)
         self.score_rewards(rows, self.val_samples)
-        rewards = [row.reward for row in rows if not math.isnan(row.reward)]
-        lengths = [float(len(row.ids)) for row in rows]
-        for name, values in (("reward", rewards), ("mean_length", lengths)):
-            if values:
-                mean = fmean(values)
-                self.log(f"val/{name}", mean, batch_size=len(values), sync_dist=True)
+        for name, values in validation_values(rows).items():
+            self.log(f"val/{name}", fmean(values), batch_size=len(values), sync_dist=True)
         return Rollout(rows, self.val_samples)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trained weights and the run's progress."""
         keep_trained(self, checkpoint)
         checkpoint["progress"] = asdict(self.progress)
+        checkpoint["reward_health"] = self.reward_health.state_dict()
         checkpoint["origin"] = self._origin
         checkpoint["optimizer"] = optimizer_name(self.make_optimizer)
 
@@ -392,4 +388,5 @@ class PolicyModule(L.LightningModule):
         start = self._origin if self._reference else checkpoint["origin"]
         check_same_start(checkpoint, start=start, optimizer=used)
         self.progress = Progress(**checkpoint["progress"])
+        self.reward_health.load_state_dict(checkpoint.get("reward_health", {}))
         go_on_if_longer(checkpoint, self.trainer)

@@ -6,7 +6,10 @@ So there is no scheduler state to restore.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from sctom.modules.policy import PolicyModule
 
 ScheduleName = Literal["constant", "linear", "cosine"]
 
@@ -33,3 +36,15 @@ def learning_rate_factor(
     if name == "cosine":
         return 0.5 * (1.0 + math.cos(math.pi * done))
     raise ValueError(f"schedule must be constant, linear or cosine but is {name!r}")
+
+
+def set_learning_rates(module: PolicyModule, optimizer: Any) -> None:
+    """Give the optimiser the rates of the coming update: the configured ones times the factor."""
+    factor = learning_rate_factor(
+        module.schedule,
+        module.progress.updates,
+        total=module.total_updates(),
+        warmup_ratio=module.warmup_ratio,
+    )
+    for group, settings in zip(optimizer.param_groups, module.configured, strict=True):
+        group["lr"] = settings["lr"] * factor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import lightning as L
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sctom.checks import check_choices, check_numbers
 from sctom.data.order import SolveRate
+from sctom.modules.groups import Aggregation
 from sctom.objectives import BoundObjective, Totals
 from sctom.rewards import check_rewards
 
@@ -50,6 +51,12 @@ def check_settings(module: PolicyModule) -> None:
         raise ValueError(
             "k1 in the loss without weighting has an expected gradient of zero, so beta would do "
             "nothing; set kl_weighted: true, kl_in: reward, or another kl_estimator"
+        )
+    if module.aggregation == "normalize_then_sum" and module.kl_in == "reward" and module.beta:
+        raise ValueError(
+            "model.kl_in is reward, which changes the weighted sum, but with aggregation "
+            "normalize_then_sum advantages do not compare that sum; set kl_in to loss, or "
+            "aggregation to sum_then_normalize"
         )
     if module.sampling.temperature == 0.0:
         raise ValueError(
@@ -115,6 +122,7 @@ def _check_each(module: PolicyModule) -> None:
             "schedule": (module.schedule, ("constant", "linear", "cosine")),
             "zero_variance": (module.zero_variance, ("keep", "mask", "resample")),
             "truncated": (module.truncated, ("keep", "mask")),
+            "aggregation": (module.aggregation, get_args(Aggregation)),
         },
     )
 

@@ -12,8 +12,8 @@ are [{"role": "assistant", "content": ...}]. Further keyword arguments are `trai
 None means: this reward has nothing to say about this completion.
 
 Where we differ from TRL: a function need not swallow what it does not use (it is passed the
-arguments it names, or all if it takes **kwargs); NaN and infinities are errors; None is never
-counted as 0 (see `combine`).
+arguments it names, or all if it takes **kwargs); NaN and infinities are errors, and what becomes of
+errors is a setting; None is never counted as 0 (see `combine`).
 """
 
 from __future__ import annotations
@@ -23,17 +23,40 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, Literal, get_args
 
 from sctom.readers import nearest
 
 Values = list[float | None]
+OnError = Literal["abstain", "raise", "value"]
 
 _GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
 
 class RewardError(ValueError):
     """A reward cannot be used, or did not give one finite number (or None) for each completion."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a reward returns in place of a number for a completion that it could not score.
+
+    Not an abstention: it is counted and logged as an error, and the reward's `on_error` decides
+    what becomes of it.
+
+    >>> Failure("the server did not answer within 60 s")
+    Failure(reason='the server did not answer within 60 s', debug='')
+    """
+
+    reason: str
+    """What went wrong, for people, without secrets."""
+    debug: str = ""
+    """More of it, such as what was written to stderr."""
+
+    def __str__(self) -> str:
+        return f"{self.reason}\n{self.debug}" if self.debug else self.reason
 
 
 class Reward(ABC):
@@ -47,9 +70,17 @@ class Reward(ABC):
             takes no part.
         name: metric key, unique among the rewards of a run; by default the class name in snake
             case.
+        on_error: what becomes of an exception, a `Failure`, and a value that is not finite: "raise"
+            stops the run, "abstain" makes it None, "value" makes it `error_value`. None takes
+            `default_on_error` of the class. Whatever is chosen, errors are counted and logged.
+        error_value: for "value".
+        cache: most values that are kept, so that a completion scored before is not scored again;
+            0 keeps none. For a reward that is a function of one completion, its prompt and its
+            columns, and of nothing else.
 
     Raises:
-        RewardError: the weight is not a finite number.
+        RewardError: the weight is not a finite number; `error_value` is missing, or given in vain;
+            the cache is smaller than nothing.
 
     >>> class ShortAnswer(Reward):
     ...     def __call__(self, completions, limit):
@@ -68,6 +99,11 @@ class Reward(ABC):
 
     For what waits for something outside, a server or a process. An async reward needs no threads.
     """
+    default_on_error: OnError = "raise"
+    """For rewards that depend on something outside, "abstain"."""
+    on_error: OnError = "raise"
+    error_value: float | None = None
+    cache: int = 0
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -75,12 +111,39 @@ class Reward(ABC):
             words = re.sub("(?<=[A-Za-z0-9])(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])", "_", cls.__name__)
             cls.name = words.lower()
 
-    def __init__(self, *, weight: float = 1.0, name: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        weight: float = 1.0,
+        name: str | None = None,
+        on_error: OnError | None = None,
+        error_value: float | None = None,
+        cache: int = 0,
+    ) -> None:
         if name is not None:
             self.name = name
         if not math.isfinite(weight):
             raise RewardError(f"the weight of reward {self.name!r} must be finite, not {weight}")
         self.weight = weight
+        self.on_error = self.default_on_error if on_error is None else on_error
+        self.error_value = error_value
+        self.cache = cache
+        self._check_policy()
+
+    def _check_policy(self) -> None:
+        """Refuse settings about errors and the cache that cannot mean what they say."""
+        about = f"reward {self.name!r}: "
+        if self.on_error not in get_args(OnError):
+            choices = ", ".join(get_args(OnError))
+            raise RewardError(f"{about}on_error must be one of {choices}, not {self.on_error!r}")
+        given = self.error_value is not None
+        if given != (self.on_error == "value"):
+            needs = "has no error_value to take" if self.on_error == "value" else "takes none"
+            raise RewardError(f"{about}on_error is {self.on_error!r}, which {needs}")
+        if self.error_value is not None and not math.isfinite(self.error_value):
+            raise RewardError(f"{about}error_value must be finite, not {self.error_value}")
+        if self.cache < 0:
+            raise RewardError(f"{about}cache must be 0 or more, not {self.cache}")
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -89,6 +152,17 @@ class Reward(ABC):
     def signature(self) -> inspect.Signature:
         """The arguments this reward takes; `run_rewards` passes those it names."""
         return inspect.signature(self.__call__)
+
+    def check(self) -> None:  # noqa: B027  most have nothing outside to look at
+        """Look, before a run starts, whether what the reward depends on is there.
+
+        Raises:
+            RewardError: it is not; the message says what to do.
+        """
+
+    def describe(self) -> list[str]:
+        """Lines about what the reward runs on, such as the level of its sandbox; printed first."""
+        return []
 
     def advice(self, columns: Mapping[str, Sequence[Any]]) -> list[str]:
         """What the training data mean for this reward, said before anything is sampled.
@@ -218,6 +292,56 @@ def combine(
         for row in range(group_size):
             totals.append(_weighted_sum([(weight, entries[row]) for weight, entries in heard]))
     return totals
+
+
+def normalize_then_sum(
+    values: Mapping[str, Sequence[float | None]],
+    weights: Mapping[str, float],
+    group_size: int,
+    *,
+    eps: float = 1e-4,
+) -> list[float]:
+    """The weighted sum of rewards that are first compared within their group, each by itself.
+
+        z_r,i = (value_r,i - mean_G) / (std_G + eps)        total_i = sum_r w_r z_r,i
+
+    GDPO (arXiv 2601.05242), TRL's `normalize_then_sum`: a reward with a small spread weighs as much
+    as one with a large spread, which the sum of raw values drowns. The standard deviation is the
+    unbiased one. TRL then divides by the standard deviation of the batch: that is what an objective
+    with `scale: batch` does with these totals. Abstentions are those of `combine`, and a reward
+    whose values in a group are (nearly) equal adds exactly 0.
+
+    Args:
+        values: reward -> B values, the completions of a prompt side by side.
+        weights: reward -> its weight.
+        group_size: G, completions per prompt.
+        eps: added to the standard deviation, in units of the reward.
+
+    Returns:
+        B totals, with mean 0 in each group where no reward abstains.
+
+    Raises:
+        ValueError: see `combine`.
+
+    >>> right, long = [1.0, 0.0, 1.0, 0.0], [0.0, -0.01, -0.01, 0.0]
+    >>> [round(t, 3) for t in normalize_then_sum(
+    ...     {"right": right, "long": long}, {"right": 1.0, "long": 1.0}, 4, eps=0.0)]
+    [1.732, -1.732, 0.0, -0.0]
+    """
+    compared: dict[str, Values] = {}
+    for name, entries in values.items():
+        compared[name] = []
+        for start in range(0, len(entries), max(group_size, 1)):
+            compared[name] += _normalized(entries[start : start + group_size], eps)
+    return combine(compared, weights, group_size)
+
+
+def _normalized(group: Sequence[float | None], eps: float) -> Values:
+    given = [entry for entry in group if entry is not None]
+    if len(given) < 2 or max(given) - min(given) <= 1e-6:
+        return [None if entry is None else 0.0 for entry in group]
+    mean, deviation = fmean(given), stdev(given)
+    return [None if entry is None else (entry - mean) / (deviation + eps) for entry in group]
 
 
 def _weighted_sum(terms: list[tuple[float, float | None]]) -> float:

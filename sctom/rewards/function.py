@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, cast
 
 from sctom.readers import nearest
-from sctom.rewards.base import Reward, RewardError
+from sctom.rewards import loop
+from sctom.rewards.base import OnError, Reward, RewardError
+from sctom.rewards.workers import importable, shared_workers
+
+NOT_IN_A_WORKER = {"trainer_state", "log_extra", "log_metric"}
 
 
 class FunctionReward(Reward):
@@ -24,9 +29,17 @@ class FunctionReward(Reward):
             factory returns for these keyword arguments. None: `path` is the reward itself.
         name: metric key; by default the last part of the path.
         concurrent: the function may be called from several threads at once.
+        row_seconds: score each completion by a call of its own (every argument is a list of one),
+            in a worker process that is killed after so many seconds; an error or a hang is then
+            that of one completion. The function must be importable and has no `trainer_state`,
+            `log_extra` or `log_metric` there. None: one call, here, without a limit.
+        on_error: see `Reward`; with `row_seconds` the default is "abstain".
+        error_value: see `Reward`.
+        cache: see `Reward`.
 
     Raises:
-        RewardError: nothing callable is found, or the factory does not take `arguments`.
+        RewardError: nothing callable is found, the factory does not take `arguments`, or the
+            function cannot be called in a worker process.
 
     >>> FunctionReward("sctom.rewards.selfaware.selfaware_reward_func").name
     'selfaware_reward_func'
@@ -45,20 +58,79 @@ sctom.rewards.selfaware has no 'selfaware_reward'. Did you mean 'selfaware_rewar
         arguments: dict[str, Any] | None = None,
         name: str | None = None,
         concurrent: bool = False,
+        row_seconds: float | None = None,
+        on_error: OnError | None = None,
+        error_value: float | None = None,
+        cache: int = 0,
     ) -> None:
         found = _find(path) if isinstance(path, str) else path
         place = path if isinstance(path, str) else _own_name(path)
-        super().__init__(weight=weight, name=name or re.split("[.:]", place)[-1])
+        super().__init__(
+            weight=weight,
+            name=name or re.split("[.:]", place)[-1],
+            on_error=on_error or ("raise" if row_seconds is None else "abstain"),
+            error_value=error_value,
+            cache=cache,
+        )
         self.function = _prepared(found, arguments, place)
-        self.concurrent = concurrent
+        self.concurrent = concurrent or row_seconds is not None
+        self.row_seconds = row_seconds
+        self.worker_path = place
+        self.arguments = arguments
+        if row_seconds is not None:
+            self._check_rows(path)
+
+    def _check_rows(self, path: str | Callable[..., Any]) -> None:
+        about = f"reward {self.name!r}: row_seconds"
+        if self.row_seconds is not None and not 0 < self.row_seconds < math.inf:
+            raise RewardError(f"{about} must be a positive number, not {self.row_seconds}")
+        try:
+            self.worker_path = importable(path)
+        except ValueError as error:
+            raise RewardError(f"{about}: {error}") from error
+        for name, parameter in self.signature().parameters.items():
+            if name in NOT_IN_A_WORKER and parameter.default is parameter.empty:
+                raise RewardError(f"{about} is set, so there is no {name!r} for the function")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function returns."""
-        return self.function(*args, **kwargs)
+        """What the function returns, for all completions or one by one."""
+        if self.row_seconds is None:
+            return self.function(*args, **kwargs)
+        columns = {name: v for name, v in kwargs.items() if name not in NOT_IN_A_WORKER}
+        rows = [
+            (self.worker_path, self.arguments, {name: [v[i]] for name, v in columns.items()})
+            for i in range(len(next(iter(columns.values()))))
+        ]
+        also = [self.worker_path]
+        return shared_workers().map(score_row, rows, seconds=self.row_seconds, also=also)
 
     def signature(self) -> inspect.Signature:
         """The arguments of the function."""
         return inspect.signature(self.function)
+
+
+_made: dict[tuple[str, str], Callable[..., Any]] = {}
+
+
+def score_row(path: str, arguments: Mapping[str, Any] | None, columns: Mapping[str, Any]) -> Any:
+    """The value of one completion, in a worker process.
+
+    Args:
+        path: "module:function".
+        arguments: of the factory, or None.
+        columns: keyword arguments of the call, each a list of one entry.
+    """
+    key = path, repr(arguments)
+    if key not in _made:
+        _made[key] = _prepared(_find(path), arguments, path)
+    values = _made[key](**columns)
+    if inspect.isawaitable(values):
+        values = loop.start(values).result()
+    if isinstance(values, (str, bytes, Mapping)) or len(values) != 1:
+        raise RewardError(
+            f"expected a list with one value for one completion, found {values!r:.60}"
+        )
+    return values[0]
 
 
 def _own_name(function: Callable[..., Any]) -> str:

@@ -1,24 +1,17 @@
-"""Calling rewards, and checking what they return.
-
-Plain rewards are called where they are started; async ones go on on an event loop, and those that
-are `concurrent` in threads of their own.
-"""
+"""Calling the rewards of a run together, and checking what they return."""
 
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
 import math
 import traceback
 from collections.abc import Collection, Mapping, Sequence, Set
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, SupportsFloat
 
-from sctom.rewards import loop
-from sctom.rewards.base import Reward, RewardError, Values, check_rewards
+from sctom.rewards.base import Failure, Reward, RewardError, Values, check_rewards
+from sctom.rewards.call import Call
 
 
 @dataclass(frozen=True)
@@ -29,23 +22,33 @@ class RewardResults:
     """Reward -> one number or None per completion, before any weight."""
     extra: dict[str, list[Any]] = field(default_factory=dict)
     """Column of the completions table (`log_extra`) -> one entry per completion. A column that an
-    earlier reward has logged too is "reward/column"."""
+    earlier reward has logged too is "reward/column". Errors are in "reward/error"."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metric -> mean over the calls of `log_metric`."""
+    errors: dict[str, dict[int, str]] = field(default_factory=dict)
+    """Reward -> row -> what went wrong there; empty where nothing did."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Reward -> time from its call to its result."""
 
 
 class RunningRewards:
     """Rewards that have been called; the async ones may still be going on."""
 
-    def __init__(
-        self,
-        returned: Mapping[str, Any],
-        logs: Mapping[str, _Log],
-        prompts: Sequence[Any],
-    ) -> None:
-        self._returned = returned
-        self._logs = logs
+    def __init__(self, rewards: Sequence[Reward], prompts: Sequence[Any]) -> None:
+        self._rewards = rewards
         self._prompts = prompts
+        self._logs = {reward.name: _Log(reward.name, len(prompts)) for reward in rewards}
+        self._calls: dict[str, Call] = {}
+
+    def start(self, reward: Reward, given: Mapping[str, Any]) -> None:
+        """Call a reward; one that raises at once has the error as its result, if it may."""
+        log = self._logs[reward.name]
+        call = Call(reward, _arguments(reward, given | log.arguments()), len(self._prompts))
+        self._calls[reward.name] = call
+        log.rows = call.asked
+        error = call.start()
+        if error is not None and reward.on_error == "raise":
+            raise _raised(reward.name, error, self._prompts) from error
 
     def result(self) -> RewardResults:
         """Wait for all rewards, and check what they return.
@@ -53,20 +56,36 @@ class RunningRewards:
         Raises:
             RewardError: see `run_rewards`.
         """
+        results = RewardResults()
         try:
-            values = {
-                name: _checked(name, _finish(name, result, self._prompts), self._prompts)
-                for name, result in self._returned.items()
-            }
+            for reward in self._rewards:
+                entries = self._entries(reward)
+                values, errors = settle(reward, entries, self._prompts)
+                results.values[reward.name] = values
+                results.errors[reward.name] = errors
+                results.seconds[reward.name] = self._calls[reward.name].seconds
         finally:
             self.cancel()
-        return RewardResults(values, _extra_columns(self._logs), _metric_means(self._logs))
+        results.extra.update(_extra_columns(self._logs, results.errors, len(self._prompts)))
+        results.metrics.update(_metric_means(self._logs))
+        return results
+
+    def _entries(self, reward: Reward) -> list[Any]:
+        """One entry per completion: a number, None, a `Failure`, or what is none of them."""
+        call = self._calls[reward.name]
+        try:
+            result = call.result()
+        except Exception as error:
+            told = _raised(reward.name, error, self._prompts)
+            if reward.on_error == "raise":
+                raise told from error
+            return call.entries([Failure(str(told))] * len(call.asked))
+        return call.entries(_listed(reward.name, result, len(call.asked)))
 
     def cancel(self) -> None:
         """Give up what still goes on."""
-        for result in self._returned.values():
-            if isinstance(result, Future):
-                result.cancel()  # does nothing to one that is done
+        for call in self._calls.values():
+            call.cancel()
 
 
 def start_rewards(
@@ -89,7 +108,8 @@ def start_rewards(
         trainer_state: handed to rewards that name it.
 
     Raises:
-        RewardError: lengths that differ, what `check_rewards` refuses, or a reward that raises.
+        RewardError: lengths that differ, what `check_rewards` refuses, or a reward that raises and
+            whose `on_error` is "raise".
     """
     check_rewards(rewards, columns)
     data: dict[str, Any] = dict(columns)
@@ -99,12 +119,10 @@ def start_rewards(
             counts = f"{len(entries)} entries for {len(completions)} completions"
             raise RewardError(f"{name} has {counts}")
     data["trainer_state"] = trainer_state
-    logs = {reward.name: _Log(reward.name, len(completions)) for reward in rewards}
-    returned: dict[str, Any] = {}
-    running = RunningRewards(returned, logs, prompts)
+    running = RunningRewards(rewards, prompts)
     try:
         for reward in rewards:
-            returned[reward.name] = _start(reward, data | logs[reward.name].arguments())
+            running.start(reward, data)
     except BaseException:
         running.cancel()
         raise
@@ -135,16 +153,17 @@ def run_rewards(
         trainer_state: handed to rewards that name it.
 
     Raises:
-        RewardError: lengths that differ; what `check_rewards` refuses; a reward that raises (its
-            error is the cause), that returns another number of values, or a value that is neither
-            None nor a finite number.
+        RewardError: lengths that differ; what `check_rewards` refuses; a reward that returns
+            another number of values; and, where its `on_error` is "raise", one that raises (its
+            error is the cause) or returns what is neither None nor a finite number.
     """
     return start_rewards(
         rewards, prompts, completions, completion_ids, columns, trainer_state=trainer_state
     ).result()
 
 
-def _start(reward: Reward, given: Mapping[str, Any]) -> Any:
+def _arguments(reward: Reward, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a reward is called with: what it names, or everything if it takes that."""
     parameters = reward.signature().parameters.values()
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     names = {parameter.name for parameter in parameters}
@@ -152,22 +171,7 @@ def _start(reward: Reward, given: Mapping[str, Any]) -> Any:
     for name in arguments.keys() & {"prompts", "completions", "completion_ids"}:
         # what a reward does to its lists must reach neither the run nor other rewards
         arguments[name] = copy.deepcopy(arguments[name])
-    if reward.concurrent:
-        return loop.start_in_thread(functools.partial(reward, **arguments))
-    try:
-        result = reward(**arguments)
-    except Exception as error:
-        raise _raised(reward.name, error, given["prompts"]) from error
-    return loop.start(result) if inspect.isawaitable(result) else result
-
-
-def _finish(name: str, result: Any, prompts: Sequence[Any]) -> Any:
-    if not isinstance(result, Future):
-        return result
-    try:
-        return result.result()
-    except Exception as error:
-        raise _raised(name, error, prompts) from error
+    return arguments
 
 
 def _raised(name: str, error: Exception, prompts: Sequence[Any]) -> RewardError:
@@ -188,22 +192,45 @@ def _last(prompt: Any) -> Any:
     return prompt[-1:] if isinstance(prompt, list) else prompt
 
 
-def _checked(name: str, result: Any, prompts: Sequence[Any]) -> Values:
-    """The values of one reward as floats and Nones, or the error that names what is wrong."""
+def _listed(name: str, result: Any, rows: int) -> list[Any]:
+    """What a reward returned as a list with one entry per completion it was asked about."""
     if not isinstance(result, Collection) or isinstance(result, (str, bytes, Mapping, Set)):
         found = f"{type(result).__name__}: {result!r:.60}"
         raise RewardError(f"reward {name!r} must return a list of numbers but returned a {found}")
     entries = list(result)
-    if len(entries) != len(prompts):
-        expected = f"{len(prompts)} values, one for each completion"
+    if len(entries) != rows:
+        expected = f"{rows} values, one for each completion"
         raise RewardError(f"reward {name!r} must return {expected}, but returned {len(entries)}")
-    values = [None if entry is None else _number(entry) for entry in entries]
-    for row, value in enumerate(values):
-        if value is not None and not math.isfinite(value):
-            place = f"{entries[row]!r:.60} for row {row} (prompt {_last(prompts[row])!r:.200})"
-            hint = "give a finite number, or None where it cannot judge"
-            raise RewardError(f"reward {name!r} gave {place}; {hint}")
-    return values
+    return entries
+
+
+def settle(
+    reward: Reward, entries: Sequence[Any], prompts: Sequence[Any]
+) -> tuple[Values, dict[int, str]]:
+    """The entries as numbers and Nones, errors treated as the reward's `on_error` says.
+
+    Returns:
+        One number or None per completion, and row -> what went wrong there.
+
+    Raises:
+        RewardError: an entry is an error, and `on_error` is "raise".
+    """
+    values: Values = []
+    errors: dict[int, str] = {}
+    for row, entry in enumerate(entries):
+        value = None if entry is None or isinstance(entry, Failure) else _number(entry)
+        if isinstance(entry, Failure):
+            errors[row] = str(entry)
+        elif value is not None and not math.isfinite(value):
+            errors[row] = f"gave {entry!r:.60}"
+        if row in errors:
+            value = reward.error_value if reward.on_error == "value" else None
+            if reward.on_error == "raise":
+                place = f"for row {row} (prompt {_last(prompts[row])!r:.200})"
+                hint = "give a finite number, or None where it cannot judge, or set on_error"
+                raise RewardError(f"reward {reward.name!r} {errors[row]} {place}; {hint}")
+        values.append(value)
+    return values, errors
 
 
 def _number(entry: Any) -> float:
@@ -226,7 +253,8 @@ class _Log:
 
     def __init__(self, reward: str, rows: int) -> None:
         self.reward = reward
-        self.rows = rows
+        self.rows: Sequence[int] = range(rows)
+        """The rows it was asked about: all, but for those it has in its cache."""
         self.columns: dict[str, list[Any]] = {}
         self.numbers: dict[str, list[float]] = {}
 
@@ -234,8 +262,8 @@ class _Log:
         return {"log_extra": self.extra, "log_metric": self.metric}
 
     def extra(self, column: str, values: Sequence[Any]) -> None:
-        if len(values) != self.rows:
-            counts = f"{len(values)} entries for {self.rows} completions"
+        if len(values) != len(self.rows):
+            counts = f"{len(values)} entries for {len(self.rows)} completions"
             raise RewardError(f"log_extra({column!r}) was given {counts}")
         self.columns[column] = list(values)
 
@@ -243,11 +271,17 @@ class _Log:
         self.numbers.setdefault(name, []).append(float(value))
 
 
-def _extra_columns(logs: Mapping[str, _Log]) -> dict[str, list[Any]]:
+def _extra_columns(
+    logs: Mapping[str, _Log], errors: Mapping[str, Mapping[int, str]], rows: int
+) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {}
     for log in logs.values():
         for column, entries in log.columns.items():
-            columns[f"{log.reward}/{column}" if column in columns else column] = entries
+            place = dict(zip(log.rows, entries, strict=True))
+            name = f"{log.reward}/{column}" if column in columns else column
+            columns[name] = [place.get(row) for row in range(rows)]
+        if errors[log.reward]:
+            columns[f"{log.reward}/error"] = [errors[log.reward].get(row) for row in range(rows)]
     return columns
 
 
