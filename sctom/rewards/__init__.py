@@ -10,8 +10,25 @@ from sctom.rewards.base import (
     normalize_then_sum,
 )
 from sctom.rewards.confidence import Brier, ConfidenceTarget, LogScore, Ternary
+from sctom.rewards.formats import ThinkFormatReward, think_format_reward
 from sctom.rewards.function import FunctionReward
 from sctom.rewards.health import RewardHealth
+from sctom.rewards.lengths import (
+    RepetitionPenalty,
+    SoftOverlongPunishment,
+    get_repetition_penalty_reward,
+    get_soft_overlong_punishment,
+)
+from sctom.rewards.math_answers import (
+    accuracy_reward,
+    get_cosine_scaled_reward,
+    reasoning_accuracy_reward,
+)
+from sctom.rewards.math_rewards import (
+    AccuracyReward,
+    CosineScaledReward,
+    ReasoningAccuracyReward,
+)
 from sctom.rewards.run import RewardResults, RunningRewards, run_rewards, start_rewards
 from sctom.rewards.selfaware import (
     IDK_PATTERNS,
@@ -21,14 +38,20 @@ from sctom.rewards.selfaware import (
     selfaware_reward_func_mlx,
 )
 from sctom.rewards.selfaware_strict import SelfAwareStrict
+from sctom.rewards.workers import Deadline, Workers, shared_workers
 
 __all__ = [
     "IDK_PATTERNS",
+    "AccuracyReward",
     "Brier",
     "ConfidenceTarget",
+    "CosineScaledReward",
+    "Deadline",
     "Failure",
     "FunctionReward",
     "LogScore",
+    "ReasoningAccuracyReward",
+    "RepetitionPenalty",
     "Reward",
     "RewardError",
     "RewardHealth",
@@ -36,14 +59,24 @@ __all__ = [
     "RunningRewards",
     "SelfAware",
     "SelfAwareStrict",
+    "SoftOverlongPunishment",
     "Ternary",
+    "ThinkFormatReward",
+    "Workers",
+    "accuracy_reward",
     "check_rewards",
     "combine",
     "completion_text",
+    "get_cosine_scaled_reward",
+    "get_repetition_penalty_reward",
+    "get_soft_overlong_punishment",
     "is_idk_response",
     "normalize_then_sum",
+    "reasoning_accuracy_reward",
     "run_rewards",
     "selfaware_reward_func",
     "selfaware_reward_func_mlx",
+    "shared_workers",
     "start_rewards",
+    "think_format_reward",
 ]

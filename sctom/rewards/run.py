@@ -43,7 +43,7 @@ class RunningRewards:
     def start(self, reward: Reward, given: Mapping[str, Any]) -> None:
         """Call a reward; one that raises at once has the error as its result, if it may."""
         log = self._logs[reward.name]
-        call = Call(reward, _arguments(reward, given | log.arguments()), len(self._prompts))
+        call = Call(reward, _arguments(reward, {**given, **log.arguments()}), len(self._prompts))
         self._calls[reward.name] = call
         log.rows = call.asked
         error = call.start()
