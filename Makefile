@@ -7,7 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 RUN ?= runs/quickstart
-SELFAWARE ?= ../shared/data/SelfAware.json
+DATA ?= ../shared/data
+SELFAWARE ?= $(DATA)/SelfAware.json
 SMOLLM2 := models/smollm2-135m
 BENCH_VENV := .venv-bench
 BENCH := $(BENCH_VENV)/bin/python -m benchmarks
@@ -15,7 +16,7 @@ BENCH_READY := $(BENCH_VENV)/.ready
 BENCH_OUT := runs/bench
 
 .PHONY: fit test test-slow check format seeds smollm2 selfaware-data selfaware-grpo selfaware-cispo \
-  bench bench-quick bench-report clean
+  gsm8k-grpo mbpp-grpo bench bench-quick bench-report clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -65,6 +66,15 @@ selfaware-grpo: $(SMOLLM2)/config.json selfaware-data
 selfaware-cispo: $(SMOLLM2)/config.json selfaware-data
 	$(BIN)/python -m sctom.fit --config configs/selfaware_smollm2.yaml --model.objective CISPO \
 	  --run_dir runs/selfaware-cispo --resume auto
+
+# SmolLM2 on GSM8K with three rewards, and on MBPP with a reward that runs its programs: a few iterations each.
+gsm8k-grpo: $(SMOLLM2)/config.json
+	test -e data/gsm8k/train.jsonl || $(BIN)/python -m sctom.prepare gsm8k --source $(DATA) --out data/gsm8k
+	$(BIN)/python -m sctom.fit --config configs/gsm8k_smollm2.yaml --resume auto
+
+mbpp-grpo: $(SMOLLM2)/config.json
+	test -e data/mbpp/train.jsonl || $(BIN)/python -m sctom.prepare mbpp --source $(DATA)/mbpp.jsonl --out data/mbpp
+	$(BIN)/python -m sctom.fit --config configs/mbpp_smollm2.yaml --resume auto
 
 # Speed and memory beside TRL, which needs an environment of its own (benchmarks/README.md).
 $(BENCH_READY): pyproject.toml constraints.txt

@@ -1,8 +1,8 @@
 """Public files to sctom's JSONL: `python -m sctom.prepare NAME --source FILE --out FOLDER`.
 
-Every set is written as train.jsonl, valid.jsonl and test.jsonl in the messages format, beside a
-manifest.json with the hashes of what was read and written. The same source, variant and seed give
-the same bytes.
+Every set is written as train.jsonl, valid.jsonl and test.jsonl in the messages format (HumanEval as
+test.jsonl only), beside a manifest.json with the hashes of what was read and written. The same
+source, variant and seed give the same bytes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from rich.table import Table
 
 from sctom.readers import DataError
 from sctom.tasks import tinyworld, tinyworld_confidence
+from sctom.tasks.code import SHOWN_TESTS, prepare_humaneval, prepare_mbpp
+from sctom.tasks.gsm8k import prepare_gsm8k
 from sctom.tasks.selfaware_source import prepare_selfaware
 from sctom.writers import Prepared, write
 
@@ -55,6 +57,22 @@ def build_parser() -> argparse.ArgumentParser:
         "tinyworld-confidence", parents=[common], help="its people, asked how sure the model is"
     )
     confidence.set_defaults(prepare=_tinyworld_confidence, finish=lambda arguments: None)
+    gsm8k = sets.add_parser("gsm8k", parents=[common], help="grade-school mathematics: GSM8K")
+    gsm8k.add_argument("--source", required=True, type=Path, help="folder of its two files")
+    gsm8k.set_defaults(prepare=_gsm8k, finish=lambda arguments: None)
+    mbpp = sets.add_parser("mbpp", parents=[common], help="Python programs with tests: MBPP")
+    mbpp.add_argument("--source", required=True, type=Path, help="mbpp.jsonl")
+    mbpp.add_argument(
+        "--shown-tests",
+        type=int,
+        default=SHOWN_TESTS,
+        choices=range(4),
+        help=f"tests that the prompt shows (default {SHOWN_TESTS}; the paper's prompts show 3)",
+    )
+    mbpp.set_defaults(prepare=_mbpp, finish=lambda arguments: None)
+    humaneval = sets.add_parser("humaneval", parents=[common], help="the same, to test: HumanEval")
+    humaneval.add_argument("--source", required=True, type=Path, help="HumanEval.jsonl.gz")
+    humaneval.set_defaults(prepare=_humaneval, finish=lambda arguments: None)
     return parser
 
 
@@ -73,6 +91,18 @@ def _tinyworld(arguments: argparse.Namespace) -> Prepared:
 
 def _tinyworld_confidence(arguments: argparse.Namespace) -> Prepared:
     return tinyworld_confidence.prepared(tinyworld.make_world(arguments.seed))
+
+
+def _gsm8k(arguments: argparse.Namespace) -> Prepared:
+    return prepare_gsm8k(arguments.source, seed=arguments.seed)
+
+
+def _mbpp(arguments: argparse.Namespace) -> Prepared:
+    return prepare_mbpp(arguments.source, seed=arguments.seed, shown_tests=arguments.shown_tests)
+
+
+def _humaneval(arguments: argparse.Namespace) -> Prepared:
+    return prepare_humaneval(arguments.source, seed=arguments.seed)
 
 
 def _tinyworld_model(arguments: argparse.Namespace) -> None:

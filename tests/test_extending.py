@@ -213,9 +213,10 @@ def table(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[1:]]
 
 
-def test_the_examples_of_rewards_md_run():
-    results = doctest.testfile(str(ROOT / "docs" / "rewards.md"), module_relative=False)
-    assert results.attempted >= 10 and results.failed == 0
+@pytest.mark.parametrize("page", ["rewards.md", "reward_library.md"])
+def test_the_examples_of_the_pages_on_rewards_run(page):
+    results = doctest.testfile(str(ROOT / "docs" / page), module_relative=False)
+    assert results.attempted >= 5 and results.failed == 0
 
 
 def test_the_table_of_values_is_the_default():

@@ -93,6 +93,30 @@ def test_usage_errors(source, tmp_path, capsys):
     assert "choose from" in failure(capsys, bad)
 
 
+def test_gsm8k_mbpp_and_humaneval(tmp_path, capsys):
+    answers = [json.dumps({"question": f"{n}?", "answer": f"#### {n}"}) + "\n" for n in range(502)]
+    (tmp_path / "gsm8k_train.jsonl").write_text("".join(answers))
+    (tmp_path / "gsm8k_test.jsonl").write_text(answers[0])
+    main(["gsm8k", "--source", str(tmp_path), "--out", str(tmp_path / "gsm8k"), "--seed", "5"])
+    row = {"text": "Do.", "code": "", "test_list": ["assert f(1) == 1"] * 3, "test_setup_code": ""}
+    rows = [json.dumps({"task_id": number} | row) + "\n" for number in (11, 511, 601, 602)]
+    (tmp_path / "mbpp.jsonl").write_text("".join(rows))
+    source = ["--source", str(tmp_path / "mbpp.jsonl"), "--out", str(tmp_path / "mbpp")]
+    main(["mbpp", *source, "--shown-tests", "2"])
+    names = ("prompt", "entry_point", "canonical_solution", "test")
+    (tmp_path / "he.jsonl").write_text(json.dumps({"task_id": 0} | dict.fromkeys(names, "x")))
+    out = tmp_path / "humaneval"
+    main(["humaneval", "--source", str(tmp_path / "he.jsonl"), "--out", str(out)])
+    printed = " ".join(capsys.readouterr().out.split())
+    for line in ("train.jsonl │ 2 │", "valid.jsonl │ 500 │", "train.jsonl │ 2 │ 0 │"):
+        assert line in printed
+    assert json.loads((tmp_path / "gsm8k" / "manifest.json").read_text())["seed"] == 5
+    assert json.loads((tmp_path / "mbpp" / "manifest.json").read_text())["shown_tests"] == 2
+    assert [path.name for path in sorted(out.iterdir())] == ["manifest.json", "test.jsonl"]
+    (valid,) = read_jsonl(tmp_path / "mbpp" / "valid.jsonl")
+    assert valid["messages"][0]["content"].count("assert f(1)") == 2
+
+
 def test_it_is_a_module_to_run():
     arguments = [sys.executable, "-m", "sctom.prepare", "selfaware", "--help"]
     ended = subprocess.run(arguments, capture_output=True, text=True, check=True)

@@ -9,6 +9,7 @@ from sctom.rewards.base import (
     completion_text,
     normalize_then_sum,
 )
+from sctom.rewards.code import CodeReward, code_reward
 from sctom.rewards.confidence import Brier, ConfidenceTarget, LogScore, Ternary
 from sctom.rewards.formats import ThinkFormatReward, think_format_reward
 from sctom.rewards.function import FunctionReward
@@ -44,6 +45,7 @@ __all__ = [
     "IDK_PATTERNS",
     "AccuracyReward",
     "Brier",
+    "CodeReward",
     "ConfidenceTarget",
     "CosineScaledReward",
     "Deadline",
@@ -65,6 +67,7 @@ __all__ = [
     "Workers",
     "accuracy_reward",
     "check_rewards",
+    "code_reward",
     "combine",
     "completion_text",
     "get_cosine_scaled_reward",
