@@ -71,7 +71,7 @@ def trl_head(hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
     from trl.kernels import ChunkedLogProbFunction
 
     outputs = ("log_probs", "entropy")
-    logps: Tensor = ChunkedLogProbFunction.apply(
+    logps: Tensor = ChunkedLogProbFunction.apply(  # type: ignore[no-untyped-call]
         hidden, weight, None, ids, 1.0, 32768, None, 1.0, outputs
     )[0]
     return logps

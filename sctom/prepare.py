@@ -1,8 +1,8 @@
 """Public files to sctom's JSONL: `python -m sctom.prepare NAME --source FILE --out FOLDER`.
 
 Every set is written as train.jsonl, valid.jsonl and test.jsonl in the messages format (HumanEval as
-test.jsonl only), beside a manifest.json with the hashes of what was read and written. The same
-source, variant and seed give the same bytes.
+test.jsonl only, Google's example lines as train.jsonl and valid.jsonl), beside a manifest.json with
+the hashes of what was read and written. The same source, variant and seed give the same bytes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from rich.table import Table
 from sctom.readers import DataError
 from sctom.tasks import tinyworld, tinyworld_confidence
 from sctom.tasks.code import SHOWN_TESTS, prepare_humaneval, prepare_mbpp
+from sctom.tasks.google import prepare_google
 from sctom.tasks.gsm8k import prepare_gsm8k
 from sctom.tasks.selfaware_source import prepare_selfaware
 from sctom.writers import Prepared, write
@@ -73,6 +74,12 @@ def build_parser() -> argparse.ArgumentParser:
     humaneval = sets.add_parser("humaneval", parents=[common], help="the same, to test: HumanEval")
     humaneval.add_argument("--source", required=True, type=Path, help="HumanEval.jsonl.gz")
     humaneval.set_defaults(prepare=_humaneval, finish=lambda arguments: None)
+    google = sets.add_parser(
+        "google", parents=[common], help="example lines of Google's reinforcement tuning"
+    )
+    google.add_argument("--source", required=True, type=Path, help="training examples, JSONL")
+    google.add_argument("--valid", type=Path, help="validation examples, JSONL")
+    google.set_defaults(prepare=_google, finish=lambda arguments: None)
     return parser
 
 
@@ -103,6 +110,10 @@ def _mbpp(arguments: argparse.Namespace) -> Prepared:
 
 def _humaneval(arguments: argparse.Namespace) -> Prepared:
     return prepare_humaneval(arguments.source, seed=arguments.seed)
+
+
+def _google(arguments: argparse.Namespace) -> Prepared:
+    return prepare_google(arguments.source, valid=arguments.valid, seed=arguments.seed)
 
 
 def _tinyworld_model(arguments: argparse.Namespace) -> None:

@@ -228,9 +228,11 @@ def reward_check(module: PolicyModule, row: Row) -> Check:
     values = probe.rewards
     source = "the expected answer" if isinstance(golden, str) else "a sampled completion"
     given = [name for name, v in values.items() if v is not None]
+    errors = [probe.extra.get(f"{name}/error") for name in values]
+    failed = [f"{n} failed: {e}" for n, e in zip(values, errors, strict=True) if e]
+    hint = "" if given else "; every reward abstained: check the column names they need"
     return Check(
         "rewards",
         bool(given),
-        f"{source} {text[:40]!r} scores {values}"
-        + ("" if given else "; every reward abstained: check the column names they need"),
+        f"{source} {text[:40]!r} scores {values}" + ("; " + "; ".join(failed) if failed else hint),
     )

@@ -13,7 +13,11 @@ from sctom.rewards.code import CodeReward, code_reward
 from sctom.rewards.confidence import Brier, ConfidenceTarget, LogScore, Ternary
 from sctom.rewards.formats import ThinkFormatReward, think_format_reward
 from sctom.rewards.function import FunctionReward
+from sctom.rewards.google import GoogleReward
 from sctom.rewards.health import RewardHealth
+from sctom.rewards.http_reward import HttpReward
+from sctom.rewards.judge import ChatEndpoint, CheckedJudge, Judge, JudgeError
+from sctom.rewards.judge_reward import JudgeReward
 from sctom.rewards.lengths import (
     RepetitionPenalty,
     SoftOverlongPunishment,
@@ -45,12 +49,19 @@ __all__ = [
     "IDK_PATTERNS",
     "AccuracyReward",
     "Brier",
+    "ChatEndpoint",
+    "CheckedJudge",
     "CodeReward",
     "ConfidenceTarget",
     "CosineScaledReward",
     "Deadline",
     "Failure",
     "FunctionReward",
+    "GoogleReward",
+    "HttpReward",
+    "Judge",
+    "JudgeError",
+    "JudgeReward",
     "LogScore",
     "ReasoningAccuracyReward",
     "RepetitionPenalty",

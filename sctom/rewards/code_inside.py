@@ -24,7 +24,7 @@ class Stopped(BaseException):
 
 
 class CandidateError(Exception):
-    """An exception of the program whose class is not a built-in one."""
+    """An exception of the program whose class is not a built-in one, or would end a loop here."""
 
 
 class Foreign:
@@ -85,7 +85,8 @@ def unpack(packed: Any) -> Any:
 def _error(name: str, text: str) -> Exception:
     """The exception of the program, to be raised here."""
     kind = vars(builtins).get(name)
-    if isinstance(kind, type) and issubclass(kind, Exception):
+    ends_loops = name in ("StopIteration", "StopAsyncIteration")
+    if isinstance(kind, type) and issubclass(kind, Exception) and not ends_loops:
         try:
             return kind(text)
         except TypeError:  # UnicodeDecodeError and the like want more than a text
