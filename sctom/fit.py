@@ -131,6 +131,19 @@ def check(cli: FitCLI) -> None:
     """Check what is cheap to check, before the run folder is touched or a weight is loaded.
 
     Raises:
+        ValueError: see `check_config`; or a reward lacks what it depends on.
+        OSError: a file is missing.
+    """
+    check_config(cli)
+    if isinstance(cli.model, PolicyModule):
+        for reward in cli.model.rewards:
+            reward.check()
+
+
+def check_config(cli: FitCLI) -> None:
+    """Read the data, and check that everything in the config goes together.
+
+    Raises:
         ValueError: module and data do not go together, or see what is called.
         OSError: a file is missing.
     """
@@ -148,8 +161,6 @@ def check(cli: FitCLI) -> None:
     cli.datamodule.setup("fit")
     if isinstance(cli.model, PolicyModule):
         prepare(cli.model, cli.datamodule, cli.trainer.world_size)
-        for reward in cli.model.rewards:
-            reward.check()
 
 
 def fit(cli: FitCLI) -> None:

@@ -35,6 +35,7 @@ _GRADER_SECONDS = 60.0
 """What the tests may take besides the program."""
 _DEPTH = 90
 _OVER = ("timeout", "output", "died")
+_OF_THE_PROGRAM = "an object of the program"
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,8 @@ def _step(
         return Failure("the tests are broken", _line(detail))
     if verdict == "passed":
         return "passed", ""
+    if verdict == "value":
+        return "value", _line(detail)
     if calls.failed is not None:
         return calls.failed.kind, _line(calls.failed.message)
     return "wrong", _line(detail)
@@ -151,9 +154,11 @@ class _Calls:
         """One call. ("value", packed), ("raised", class, text), ("cannot", why) or ("over",)."""
         if not isinstance(name, str) or name not in self.names or not isinstance(arguments, list):
             return "cannot", f"the tests call {name!r:.100}, which is not theirs to call"
-        foreign = next((item for item in arguments if _find_foreign(item)), None)
-        if foreign is not None:
-            return "cannot", f"the tests pass {_find_foreign(foreign)} to {name}"
+        found = next((found for item in arguments if (found := _find_foreign(item))), "")
+        if found == _OF_THE_PROGRAM:
+            return self._error(CodeError("value", f"the tests pass {found} to {name}"))
+        if found:
+            return "cannot", f"the tests pass {found} to {name}"
         if self.over is not None:
             return ("over",)
         started = time.monotonic()
@@ -205,6 +210,8 @@ def pack(value: Plain, depth: int = _DEPTH) -> Plain:
 def _find_foreign(value: Plain) -> str:
     """What in a value cannot cross, "" if nothing."""
     match value:
+        case Opaque(type_name=name) if name.endswith(".Foreign"):
+            return _OF_THE_PROGRAM
         case Opaque():
             return f"an object of the class {value.type_name}"
         case Iter():

@@ -16,7 +16,11 @@ _CROSSED: list[Exception] = []
 
 
 class CannotCross(BaseException):
-    """The tests do something with an object of the program that only its own process can."""
+    """The tests do what only the program's own process can, whatever the program is."""
+
+
+class LooksInside(BaseException):
+    """The tests look into a result of the program that is no plain value."""
 
 
 class Stopped(BaseException):
@@ -31,7 +35,7 @@ class Foreign:
     """An object of the program that is not a plain value.
 
     It equals nothing, itself included, is true or not as it was over there, and can be shown. Any
-    other use raises `CannotCross`.
+    other use raises `LooksInside`.
     """
 
     def __init__(self, text: str, truth: bool | None) -> None:
@@ -57,7 +61,7 @@ class Foreign:
 
 
 def _cannot(self: Foreign, *args: Any) -> NoReturn:
-    raise CannotCross(f"the tests look into an object of the program: {self!r:.200}")
+    raise LooksInside(f"the tests look into an object of the program: {self!r:.200}")
 
 
 _USES = "getattr setattr delattr iter next len call getitem setitem delitem contains enter exit"
@@ -133,15 +137,18 @@ def prepare(setup: str, names: list[str]) -> list[str]:
 
 
 def run(test: str) -> list[str]:
-    """Execute one test. ["passed", ""], or what is the matter: "wrong", "cannot" or "broken".
+    """Execute one test. ["passed", ""], or what is the matter.
 
-    "broken" means that the test lacks a name or a module, whatever the program does.
+    "wrong", "value" (a result is not what the test can use), "cannot", or "broken": the test lacks
+    a name or a module, whatever the program does.
     """
     try:
         # optimize=0 keeps the asserts, however this interpreter was started
         exec(compile(test, "<tests>", "exec", dont_inherit=True, optimize=0), _NAMES)
     except CannotCross as error:
         return ["cannot", str(error)]
+    except LooksInside as error:
+        return ["value", str(error)]
     except BaseException as error:
         missing = isinstance(error, (NameError, ImportError)) and error not in _CROSSED
         return ["broken" if missing else "wrong", f"{type(error).__name__}: {error}"[:1000]]
