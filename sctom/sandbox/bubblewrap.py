@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from sctom.sandbox import seccomp
+from sctom.sandbox.folder import FILES
 from sctom.sandbox.interpreter import DEVICES, ENVIRONMENT, Interpreter
 from sctom.sandbox.limits import Kind, LevelName, Limits
 from sctom.sandbox.process import Command
 
 WORK = "/tmp"
-FILES = 20_000
 _NOBODY = "65534"
 _ALL_IDS = ["0", "0", "4294967295"]
 

@@ -25,8 +25,9 @@ _LANDLOCK_VERSION, _LANDLOCK_PATH = 1, 1
 _READ_FILE, _READ_DIR, _WRITE_FILE, _TRUNCATE, _EXECUTE = 1 << 2, 1 << 3, 1 << 1, 1 << 14, 1 << 0
 _OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | 1 << 15
 _READING = _READ_FILE | _READ_DIR | _EXECUTE
-# and removing, making and moving files and directories
-_WRITING = _READ_FILE | _READ_DIR | _WRITE_FILE | _TRUNCATE | 0x21B0
+# and making files and directories, moving them, and removing directories
+_WRITING = _READ_FILE | _READ_DIR | _WRITE_FILE | _TRUNCATE | 0x2190
+_REMOVE_FILE = 1 << 5
 _HANDLED = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 _NETWORK_FROM, _SCOPE_FROM = 4, 6
 
@@ -100,8 +101,12 @@ def _limit(name: str, value: int) -> None:
     resource.setrlimit(number, (value, value))
 
 
-def _landlock(read: list[str], write: list[str], devices: list[str]) -> None:
-    """Allow reading some trees, writing some others, and nothing else."""
+def _landlock(read: list[str], write: list[str], devices: list[str], remove: bool) -> None:
+    """Allow reading some trees, writing some others, and nothing else.
+
+    A file that was removed or replaced and is still open, or mapped, takes room that its directory
+    does not show, so `remove` is only for where someone outside can see it nevertheless.
+    """
     version = _call(_LANDLOCK_CREATE, None, 0, _LANDLOCK_VERSION)
     handled = _HANDLED[max(v for v in _HANDLED if v <= version)]
     network = 3 if version >= _NETWORK_FROM else 0
@@ -109,7 +114,8 @@ def _landlock(read: list[str], write: list[str], devices: list[str]) -> None:
     attributes = struct.pack("<QQQ", handled, network, scoped)
     size = 24 if version >= _SCOPE_FROM else 16 if version >= _NETWORK_FROM else 8
     ruleset = _call(_LANDLOCK_CREATE, attributes, size, 0)
-    rules = [(p, _READING) for p in read] + [(p, _WRITING) for p in write]
+    writing = _WRITING | _REMOVE_FILE if remove else _WRITING
+    rules = [(p, _READING) for p in read] + [(p, writing) for p in write]
     rules += [(p, _READ_FILE | _WRITE_FILE) for p in devices]
     for path, rights in rules:
         _allow(ruleset, path, rights & handled)

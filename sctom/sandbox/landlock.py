@@ -5,16 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import shutil
-import stat
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sctom.sandbox.bubblewrap import FILES, is_initial_root, unused_id
+from sctom.sandbox.bubblewrap import is_initial_root, unused_id
+from sctom.sandbox.folder import can_see_removed, directory_gauge, remove, work_directory
 from sctom.sandbox.interpreter import DEVICES, ENVIRONMENT, Interpreter
-from sctom.sandbox.limits import Kind, LevelName, Limits
+from sctom.sandbox.limits import LevelName, Limits
 from sctom.sandbox.process import Command
 
 _CREATE_RULESET, _VERSION = 444, 1
@@ -27,36 +25,6 @@ def version() -> int:
     number, flag, none = (ctypes.c_long(n) for n in (_CREATE_RULESET, _VERSION, 0))
     found: int = ctypes.CDLL(None).syscall(number, None, none, flag)
     return max(0, found)
-
-
-def work_directory(uid: int | None) -> str:
-    """A new directory for one session."""
-    path = os.path.realpath(tempfile.mkdtemp(prefix="sctom-sandbox-"))
-    if uid is not None:
-        os.chown(path, uid, uid)
-    return path
-
-
-def directory_gauge(path: str, limits: Limits) -> Callable[[int], tuple[Kind, str] | None]:
-    """A check of the size of a directory that nothing else limits; links are not followed."""
-
-    def gauge(pid: int) -> tuple[Kind, str] | None:
-        files = size = 0
-        for place, _, names in os.walk(path):
-            for name in names:
-                try:
-                    state = os.lstat(os.path.join(place, name))
-                except OSError:
-                    continue
-                size += state.st_blocks * 512 if stat.S_ISREG(state.st_mode) else 0
-            files += len(names) + 1
-            if files > FILES:
-                return "output", f"made more than {FILES} files"
-            if size > limits.disk_mib << 20:
-                return "output", f"wrote more than {limits.disk_mib} MiB"
-        return None
-
-    return gauge
 
 
 @dataclass(frozen=True)
@@ -74,12 +42,12 @@ class Unsafe:
         self, python: Interpreter, limits: Limits, arguments: Sequence[str]
     ) -> tuple[Command, dict[str, Any]]:
         """The command to start, and what the harness is to do inside."""
-        work = work_directory(None)
+        work = work_directory()
         command = Command(
             arguments,
             environment=dict(ENVIRONMENT),
             gauge=directory_gauge(work, limits),
-            cleanup=lambda: shutil.rmtree(work, ignore_errors=True),
+            cleanup=lambda: remove(work),
         )
         linux = platform.system() == "Linux"
         setup: dict[str, Any] = {"directory": work, "parent": os.getpid() if linux else None}
@@ -102,13 +70,14 @@ class Landlock:
     ) -> tuple[Command, dict[str, Any]]:
         """The command to start, and what the harness is to do inside."""
         uid = unused_id() if is_initial_root() else None
-        work = work_directory(None)
+        work, remove_files = work_directory(), can_see_removed()
         command = Command(
             arguments,
             environment=dict(ENVIRONMENT),
-            gauge=directory_gauge(work, limits),
-            cleanup=lambda: shutil.rmtree(work, ignore_errors=True),
+            gauge=directory_gauge(work, limits, removed=remove_files),
+            cleanup=lambda: remove(work),
         )
-        files = {"read": list(python.visible), "write": [work], "devices": list(DEVICES)}
+        files: dict[str, Any] = {"read": list(python.visible), "write": [work]}
+        files |= {"devices": list(DEVICES), "remove": remove_files}
         setup: dict[str, Any] = {"directory": work, "parent": os.getpid(), "landlock": files}
         return command, setup | {"uid": uid, "keep_effective": True}

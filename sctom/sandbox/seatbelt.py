@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from sctom.sandbox.folder import directory_gauge, remove, work_directory
 from sctom.sandbox.interpreter import DEVICES, ENVIRONMENT, Interpreter
-from sctom.sandbox.landlock import directory_gauge, work_directory
 from sctom.sandbox.limits import Kind, LevelName, Limits
 from sctom.sandbox.process import Command
 
@@ -69,7 +68,7 @@ class Seatbelt:
         self, python: Interpreter, limits: Limits, arguments: Sequence[str]
     ) -> tuple[Command, dict[str, Any]]:
         """The command to start, and what the harness is to do inside."""
-        work = work_directory(None)
+        work = work_directory()
         readable = [os.path.realpath(path) for path in (*python.visible, *DEVICES, *_SYSTEM)]
         rules = profile(readable, work, python.executable)
         disk = directory_gauge(work, limits)
@@ -81,7 +80,7 @@ class Seatbelt:
             [PROGRAM, "-p", rules, *arguments],
             environment=dict(ENVIRONMENT),
             gauge=gauge,
-            cleanup=lambda: shutil.rmtree(work, ignore_errors=True),
+            cleanup=lambda: remove(work),
         )
         return command, {"directory": work, "filter": None, "cpu": None}
 

@@ -117,6 +117,9 @@ class Arena:
         self.victim = subprocess.Popen(["sleep", "600"], env={VARIABLE: SECRET})
         self._stack.callback(self.victim.wait)
         self._stack.callback(self.victim.kill)
+        environment = Path(f"/proc/{self.victim.pid}/environ")
+        while SECRET not in environment.read_text():  # it is becoming `sleep`
+            time.sleep(0.001)
         self._victim_before = self._victim_state()
 
     def _victim_state(self) -> list[str]:
@@ -218,7 +221,9 @@ class Arena:
 
     def _litter(self) -> list[Path]:
         libraries = Path(os.__file__).parent
-        places = [Path(place) for place in ("/", "/tmp", "/var/tmp", "/dev", "/dev/shm", "/run", "/etc")]
+        places = [
+            Path(place) for place in ("/", "/tmp", "/var/tmp", "/dev", "/dev/shm", "/run", "/etc")
+        ]
         places += [Path.home(), PROJECT, Path.cwd(), libraries, Path(sysconfig.get_path("purelib"))]
         places += [Path(sys.executable).parent, self.root, Path(tempfile.gettempdir())]
         found = {path.resolve() for place in places for path in place.glob(f"{self.mark}*")}

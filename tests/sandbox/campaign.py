@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -25,11 +26,13 @@ import os, signal, socket
 def probe(target):
     done = []
     try:
-        done.append(open(target["file"]).read(1) and "read a file outside")
+        with open(target["file"]) as file:
+            done.append(file.read(1) and "read a file outside")
     except OSError:
         pass
     try:
-        done.append(open(target["folder"] + "/probe", "w") and "wrote outside")
+        with open(target["folder"] + "/probe", "w"):
+            done.append("wrote outside")
     except OSError:
         pass
     try:
@@ -38,8 +41,8 @@ def probe(target):
     except OSError:
         pass
     try:
-        socket.create_connection(("127.0.0.1", target["tcp"]), 1)
-        done.append("connected")
+        with socket.create_connection(("127.0.0.1", target["tcp"]), 1):
+            done.append("connected")
     except OSError:
         pass
     if os.path.exists("pyproject.toml") or os.getcwd() == target["home"]:
@@ -57,6 +60,7 @@ class Outcome:
     """How one attack ended, and what it achieved: nothing, if it was contained."""
 
     ended: str
+    said: str
     breaches: tuple[str, ...]
     seconds: float
     peak: Peak
@@ -103,7 +107,7 @@ def run(sandbox: Sandbox, attack: Attack, watch: Watch) -> Outcome:
     with Arena(attack.limits) as arena:
         source = PRELUDE.format(target=arena.target_json) + attack.source
         started = time.monotonic()
-        text, breaches = "", []
+        text, said, breaches = "", "", []
         try:
             with sandbox.open(source, limits=attack.limits) as session:
                 value = session.call("attack", [arena.target])
@@ -113,7 +117,7 @@ def run(sandbox: Sandbox, attack: Attack, watch: Watch) -> Outcome:
                 breaches.append(f"it claims {text[:200]}")
             breaches += filter(None, [foreign(value)])
         except CodeError as error:
-            ended = error.kind
+            ended, said = error.kind, error.message
             text = f"{error.message}{error.stderr}"
             if len(text) > 2 * attack.limits.output_bytes:
                 breaches.append(f"the error takes {len(text):,} characters")
@@ -126,7 +130,7 @@ def run(sandbox: Sandbox, attack: Attack, watch: Watch) -> Outcome:
         breaches += arena.breaches(text)
         peak = watch.peaks[arena.mark]
         breaches += _excess(peak, attack.limits)
-        return Outcome(ended, tuple(breaches), seconds, peak)
+        return Outcome(ended, said, tuple(breaches), seconds, peak)
 
 
 def _excess(peak: Peak, limits: Limits) -> Iterator[str]:
@@ -149,6 +153,7 @@ def secret_environment() -> Iterator[Path]:
     finally:
         tempfile.tempdir = before
         del os.environ[VARIABLE]
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def campaign(sandbox: Sandbox) -> tuple[dict[str, Outcome], list[str]]:
@@ -158,22 +163,21 @@ def campaign(sandbox: Sandbox) -> tuple[dict[str, Outcome], list[str]]:
         SandboxUnavailable: the level does not work on this machine.
         UnconfinedError: it works, but does not confine.
     """
-    sandbox.check()
+    if sandbox.level == "unsafe":
+        raise UnconfinedError("no attack is run with resource limits only")
     if threading.current_thread() is threading.main_thread():
         catch_signals()
     outcomes: dict[str, Outcome] = {}
     with secret_environment() as scratch:
         probe(sandbox)
         with Watch() as watch:
-            for workers, idle in ((3, False), (8, True)):
+            # what only waits for its deadline can wait together
+            for workers, groups in ((4, ATTACKS.keys() - {"time"}), (7, {"time"})):
                 chosen = [
-                    attack
-                    for group, attacks in ATTACKS.items()
-                    for attack in attacks
-                    if (group == "time") == idle
+                    a for group, attacks in ATTACKS.items() if group in groups for a in attacks
                 ]
                 with ThreadPoolExecutor(workers) as pool:
                     done = pool.map(lambda attack: run(sandbox, attack, watch), chosen)
-                    outcomes |= dict(zip([attack.name for attack in chosen], done, strict=True))
-        left = [str(path) for path in scratch.rglob("*")]
+                    outcomes |= dict(zip([a.name for a in chosen], done, strict=True))
+        left = [str(path) for path in scratch.iterdir()]
     return outcomes, left

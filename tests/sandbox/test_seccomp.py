@@ -119,6 +119,8 @@ def test_signals_reach_only_the_process_itself(ask):
 def test_arguments_decide(ask):
     assert ask("socketpair", 1, 1 | 0o2000000) == ALLOW
     assert ask("socketpair", 1, 2) == ask("socketpair", 2, 1) == EPERM
+    assert ask("openat", 3, 0, 0o102, 0o600) == ALLOW
+    assert ask("openat", 3, 0, 0o20200002, 0o600) == 0x5005F  # O_TMPFILE
     assert ask("sendto", 5, 6, 7, 0, 0, 0) == ALLOW
     assert ask("sendto", 5, 6, 7, 0, 1 << 40, 16) == EPERM
     assert ask("prlimit64", 0, 9, 0, 1) == ALLOW

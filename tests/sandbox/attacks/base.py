@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sctom.sandbox import Limits
 
-# One second is plenty for whatever does not wait for the deadline; the memory is small so that an
-# attempt at several times the limit cannot hurt the machine even if nothing were to stop it.
-SHORT = Limits(
-    seconds=5.0, memory_mib=320, output_bytes=200_000, disk_mib=8, processes=16
-)
+# The memory is small, so that an attempt at several times the limit cannot hurt the machine even if
+# nothing were to stop it.
+SHORT = Limits(seconds=5.0, memory_mib=320, output_bytes=200_000, disk_mib=8, processes=16)
+ENDLESS = replace(SHORT, seconds=1.5)
+"""For what goes on up to its deadline."""
 
 
 @dataclass(frozen=True)

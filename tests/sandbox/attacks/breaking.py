@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from tests.sandbox.attacks.base import Attack
+from sctom.sandbox import Limits
+from tests.sandbox.attacks.base import ENDLESS, SHORT, Attack
 
 _BREAKS = "the trusted side raises anything but CodeError, hangs, or keeps more than output_bytes"
 
 
-def _crash(name: str, source: str) -> Attack:
-    return Attack(name, _BREAKS, source, claims=False)
+def _crash(name: str, source: str, limits: Limits = SHORT) -> Attack:
+    return Attack(name, _BREAKS, source, claims=False, limits=limits)
 
 
 BREAKING = [
@@ -17,6 +18,7 @@ BREAKING = [
     _crash(
         "endless recursion",
         "def attack(target):\n    sys.setrecursionlimit(10**9)\n    attack(target)\n",
+        ENDLESS,
     ),
     _crash(
         "endless recursion in C",
@@ -64,6 +66,7 @@ class Sly(Exception):
 def attack(target):
     raise Sly
 """,
+        ENDLESS,
     ),
     _crash("an error of 64 MB", "def attack(target):\n    raise ValueError('x' * 64_000_000)\n"),
     _crash(
@@ -89,7 +92,11 @@ def attack(target):
     ),
     _crash(
         "flood while loading",
-        "for _ in range(64):\n    os.write(1, b'x' * 1_000_000)\n    os.write(2, b'x' * 1_000_000)\n",
+        """
+for _ in range(64):
+    os.write(1, b'x' * 1_000_000)
+    os.write(2, b'x' * 1_000_000)
+""",
     ),
     _crash(
         "flood of every descriptor, from threads",
@@ -105,15 +112,31 @@ def attack(target):
 """,
     ),
     _crash("an answer of 64 MB", "def attack(target):\n    return 'x' * 64_000_000\n"),
-    _crash("an answer of a million numbers", "def attack(target):\n    return list(range(1_000_000))\n"),
-    _crash("binary output", "def attack(target):\n    os.write(1, bytes(range(256)) * 64)\n    os.write(2, bytes(range(256)))\n    return 7\n"),
+    _crash(
+        "an answer of a million numbers", "def attack(target):\n    return list(range(1_000_000))\n"
+    ),
+    _crash(
+        "binary output",
+        """
+def attack(target):
+    os.write(1, bytes(range(256)) * 64)
+    os.write(2, bytes(range(256)))
+    return 7
+""",
+    ),
     _crash(
         "close every descriptor",
         "def attack(target):\n    os.closerange(0, 256)\n    return 1\n",
     ),
     _crash(
         "use up every descriptor",
-        "def attack(target):\n    keep = []\n    while works(lambda: keep.append(os.dup(1))):\n        pass\n    return len(keep)\n",
+        """
+def attack(target):
+    keep = []
+    while works(lambda: keep.append(os.dup(1))):
+        pass
+    return len(keep)
+""",
     ),
     _crash(
         "put files in the place of every descriptor",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.sandbox.attacks.base import SHORT, Attack
+from tests.sandbox.attacks.base import ENDLESS as DEADLINE
+from tests.sandbox.attacks.base import Attack
 
-_DEADLINE = replace(SHORT, seconds=1.5)
 _LATE = "the call outlives its deadline"
 
 ENDLESS = [
@@ -36,11 +36,20 @@ def attack(target):
         _LATE,
         "def attack(target):\n    os.kill(os.getpid(), signal.SIGSTOP)\n    time.sleep(60)\n",
     ),
-    Attack("read stdin for ever", _LATE, "def attack(target):\n    sys.stdin.read()\n    time.sleep(60)\n"),
+    Attack(
+        "read stdin for ever",
+        _LATE,
+        "def attack(target):\n    sys.stdin.read()\n    time.sleep(60)\n",
+    ),
     Attack(
         "deadlock",
         _LATE,
-        "def attack(target):\n    lock = threading.Lock()\n    lock.acquire()\n    lock.acquire()\n",
+        """
+def attack(target):
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+""",
     ),
     Attack(
         "a byte of output now and then",
@@ -67,7 +76,12 @@ def attack(target):
     Attack(
         "an exit handler that never returns",
         "closing the session hangs",
-        "import atexit\natexit.register(time.sleep, 86_400)\ndef attack(target):\n    return None\n",
+        """
+import atexit
+atexit.register(time.sleep, 86_400)
+def attack(target):
+    return None
+""",
     ),
     Attack(
         "a destructor that never returns",
@@ -96,4 +110,4 @@ def attack(target):
     ),
 ]
 
-ENDLESS = [replace(attack, limits=_DEADLINE) for attack in ENDLESS]
+ENDLESS = [replace(attack, limits=DEADLINE) for attack in ENDLESS]

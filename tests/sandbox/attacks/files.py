@@ -14,8 +14,9 @@ FILES = [
         _OUTSIDE,
         """
 def attack(target):
-    for folder in (target["folder"], "/tmp", "/var/tmp", "/dev/shm", "/run", "/var/run", "/etc", "/",
-                   target["home"], target["project"], target["site"], os.path.dirname(sys.executable),
+    for folder in (target["folder"], "/tmp", "/var/tmp", "/dev/shm", "/run", "/var/run", "/etc",
+                   "/", target["home"], target["project"], target["site"],
+                   os.path.dirname(sys.executable),
                    os.path.dirname(os.__file__), "..", "../..", os.path.dirname(target["folder"])):
         path = os.path.join(folder, target["mark"] + ".canary")
         works(open, path, "w")
@@ -89,10 +90,11 @@ def attack(target):
     for folder in {*sys.path, target["site"], os.path.dirname(os.__file__)}:
         for name in ("sitecustomize.py", "usercustomize.py", target["mark"] + ".pth"):
             path = os.path.join(folder, name)
-            if os.path.isdir(folder) and os.path.realpath(folder) != os.getcwd() and not os.path.exists(path):
-                if works(lambda: os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))):
-                    works(os.unlink, path)
-                    found.append(path)
+            if not os.path.isdir(folder) or os.path.realpath(folder) == os.getcwd():
+                continue
+            if works(lambda: os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))):
+                works(os.unlink, path)
+                found.append(path)
     return found
 """,
     ),
@@ -151,6 +153,55 @@ def attack(target):
         except OSError:
             pass
     return held > 2 * target["disk_mib"] * 2**20 and f"{held >> 20} MiB"
+""",
+    ),
+    Attack(
+        "files that are mapped, and then removed or replaced",
+        _DISK,
+        """
+def attack(target):
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    block, held, keep = b"x" * 2**20, 0, []
+    for number in range(40):
+        try:
+            with open(f"mapped-{number}", "w+b", buffering=0) as file:
+                for _ in range(4):
+                    held += file.write(block)
+                keep.append(mmap.mmap(file.fileno(), 4096))
+            if number % 2:
+                os.unlink(f"mapped-{number}")
+            else:
+                open("small", "w").close()
+                os.replace("small", f"mapped-{number}")
+        except OSError:
+            pass
+    return held > 2 * target["disk_mib"] * 2**20 and f"{held >> 20} MiB"
+""",
+    ),
+    Attack(
+        "files in folders that cannot be listed, or are too deep for a path",
+        _DISK,
+        """
+def attack(target):
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    block, held, top = b"x" * 2**20, 0, os.getcwd()
+    os.mkdir("closed", 0o300)
+    for name in ("f" * 200, "deep"):
+        os.mkdir(name)
+        os.chdir(name)
+        for _ in range(30):
+            works(os.mkdir, "d" * 200)
+            works(os.chdir, "d" * 200)
+        for number in range(16):
+            time.sleep(0.02)
+            for place in (f"../{number}", f"{top}/closed/{number}", str(number)):
+                try:
+                    with open(place, "wb", buffering=0) as file:
+                        for _ in range(4):
+                            held += file.write(block)
+                except OSError:
+                    pass
+    return held > 3 * target["disk_mib"] * 2**20 and f"{held >> 20} MiB"
 """,
     ),
     Attack(

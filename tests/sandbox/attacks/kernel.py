@@ -157,8 +157,8 @@ def attack(target):
         "kernel log": syscall("syslog", 3, text, 4096),
         "accounting": syscall("acct", 0),
     }.items() if result >= 0]
-    for call, arguments in (("finit_module", (-1, text, 0)), ("kexec_file_load", (-1, -1, 0, text, 0)),
-                            ("swapon", (missing, 0))):
+    for call, arguments in (("finit_module", (-1, text, 0)),
+                            ("kexec_file_load", (-1, -1, 0, text, 0)), ("swapon", (missing, 0))):
         if syscall(call, *arguments) >= 0 or ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS):
             allowed.append(call)
     return allowed
@@ -173,10 +173,12 @@ def attack(target):
     found = []
     for path in ("/dev/mem", "/dev/kmsg", "/dev/kvm", "/dev/fuse", "/dev/net/tun", "/proc/kcore",
                  "/proc/kmsg", "/dev/nvidiactl", *glob.glob("/dev/vd*"), *glob.glob("/dev/sd*"),
-                 *glob.glob("/dev/nvme*"), "/var/run/docker.sock", "/run/containerd/containerd.sock"):
+                 *glob.glob("/dev/nvme*"), "/var/run/docker.sock",
+                 "/run/containerd/containerd.sock"):
         if works(open, path, "rb"):
             found.append(path)
-    for path in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/sys/kernel/uevent_helper",
+    for path in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger",
+                 "/sys/kernel/uevent_helper",
                  *glob.glob("/sys/fs/cgroup/**/release_agent", recursive=True)[:4],
                  *glob.glob("/sys/fs/cgroup/*/tasks")[:4], "/sys/fs/cgroup/cgroup.procs"):
         if works(open, path, "r+b"):

@@ -124,11 +124,12 @@ def attack(target):
 def attack(target):
     held, block = 0, b"x" * 2**20
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    for folder in (".", "/tmp", "/var/tmp", "/dev/shm", "/run", "/dev", "/", os.path.expanduser("~")):
+    for folder in (".", "/tmp", "/var/tmp", "/dev/shm", "/run", "/dev", "/",
+                   os.path.expanduser("~")):
         for number in range(16):
             name = f"{folder}/{target['mark']}-{number}"
             try:
-                file = open(name, "wb", buffering=0)
+                file = open(name, "xb", buffering=0)
             except OSError:
                 break
             for _ in range(64):
@@ -167,8 +168,8 @@ def attack(target):
 import resource
 def attack(target):
     raised = []
-    for name in ("RLIMIT_AS", "RLIMIT_NPROC", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_CPU", "RLIMIT_CORE"):
-        limit = getattr(resource, name)
+    for name in ("AS", "NPROC", "FSIZE", "NOFILE", "CPU", "CORE"):
+        limit = getattr(resource, "RLIMIT_" + name)
         hard = resource.getrlimit(limit)[1]
         if hard == resource.RLIM_INFINITY:
             raised.append(name + " is unlimited")

@@ -156,11 +156,11 @@ def attack(target):
     buffer = ctypes.create_string_buffer(length)
     here = Part(ctypes.addressof(buffer), length)
     there = Part(start, length)
-    if syscall("process_vm_readv", target["victim"], ctypes.byref(here), 1, ctypes.byref(there), 1, 0) > 0:
+    parts = ctypes.byref(here), 1, ctypes.byref(there), 1, 0
+    if syscall("process_vm_readv", target["victim"], *parts) > 0:
         return buffer.raw
     here.length = there.length = 1
-    return syscall(
-        "process_vm_writev", target["victim"], ctypes.byref(here), 1, ctypes.byref(there), 1, 0) > 0
+    return syscall("process_vm_writev", target["victim"], *parts) > 0
 """,
     ),
     Attack(
@@ -170,7 +170,8 @@ def attack(target):
 def attack(target):
     found = []
     for process in (target["victim"], target["parent"]):
-        for name in ("environ", "cmdline", "maps", "mem", "status", "auxv", "root/etc/passwd", "cwd"):
+        for name in ("environ", "cmdline", "maps", "mem", "status", "auxv", "cwd",
+                     "root/etc/passwd"):
             path = f"/proc/{process}/{name}"
             if text_of(path, 4096) or works(os.listdir, path):
                 found.append(path)

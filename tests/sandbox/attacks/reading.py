@@ -60,7 +60,8 @@ def attack(target):
     here = os.open("/", os.O_PATH)
     tell(works(os.open, target["file"][1:], os.O_RDONLY, dir_fd=here))
     import shutil, sqlite3, zipfile, linecache
-    tell(linecache.getlines(target["file"]), works(shutil.copy, target["file"], "copy"), text_of("copy"))
+    tell(linecache.getlines(target["file"]), works(shutil.copy, target["file"], "copy"))
+    tell(text_of("copy"))
     return told()
 """,
     ),
@@ -71,9 +72,14 @@ def attack(target):
 def attack(target):
     found = []
     home = target["home"]
+    needed = [os.path.realpath(sys.executable), *sys.path, sys.prefix]   # may lie in a home
+    def strange(path):
+        return works(os.listdir, path) and [
+            name for name in os.listdir(path)
+            if not any(place.startswith(os.path.join(path, name)) for place in needed)]
     for path in (home + "/.ssh", home + "/.aws", home + "/.cache", home + "/.bash_history",
                  home + "/.netrc", home, "/root", "/home", "/etc/shadow", "/etc/ssh", "/root/.ssh"):
-        if text_of(path, 1) or (os.path.isdir(path) and works(os.listdir, path) and os.listdir(path)):
+        if text_of(path, 1) or strange(path):
             found.append(path)
     if text_of("/etc/passwd") == target["passwd"]:
         found.append("/etc/passwd")
@@ -85,8 +91,9 @@ def attack(target):
         "a file of the project can be read",
         """
 def attack(target):
-    return [path for path in (target["project"] + "/pyproject.toml", target["project"] + "/README.md",
-            target["tests"]) if text_of(path)]
+    project = target["project"]
+    paths = (project + "/pyproject.toml", project + "/README.md", target["tests"])
+    return [path for path in paths if text_of(path)]
 """,
     ),
     Attack(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from tests.sandbox.attacks.base import Attack
+from sctom.sandbox import Limits
+from tests.sandbox.attacks.base import ENDLESS, SHORT, Attack
 
 _LIES = "anything but an exact plain value (or CodeError) reaches the trusted side"
 
 
-def _answer(name: str, source: str) -> Attack:
-    return Attack(name, _LIES, source, claims=False)
+def _answer(name: str, source: str, limits: Limits = SHORT) -> Attack:
+    return Attack(name, _LIES, source, claims=False, limits=limits)
 
 
 VALUES = [
@@ -34,32 +35,68 @@ def attack(target):
 def attack(target):
     yes = {"__eq__": lambda *_: True, "__hash__": lambda _: 0, "__repr__": lambda _: "x",
            "__str__": lambda _: "x", "__float__": lambda _: 1.0, "__int__": lambda _: 1,
-           "__len__": lambda _: 3, "__iter__": lambda _: iter([1, 2, 3]), "items": lambda _: [(1, 1)]}
+           "__len__": lambda _: 3, "__iter__": lambda _: iter([1, 2, 3]),
+           "items": lambda _: [(1, 1)]}
     return [type(base.__name__, (base,), yes)() for base in (
         int, float, str, bytes, complex, list, tuple, dict, set, frozenset)]
 """,
     ),
-    _answer("not a number, and infinities", "def attack(target):\n    return [float('nan'), float('inf'), -float('inf'), complex('nan+infj'), -0.0]\n"),
+    _answer(
+        "not a number, and infinities",
+        """
+def attack(target):
+    return [float('nan'), float('inf'), -float('inf'), complex('nan+infj'), -0.0]
+""",
+    ),
     _answer("a number of a million digits", "def attack(target):\n    return 10**1_000_000\n"),
     _answer("a number of 5,000 digits, negative", "def attack(target):\n    return -10**5_000\n"),
     _answer(
         "lists a hundred thousand deep",
-        "def attack(target):\n    x = []\n    for _ in range(100_000):\n        x = [x]\n    return x\n",
+        """
+def attack(target):
+    x = []
+    for _ in range(100_000):
+        x = [x]
+    return x
+""",
     ),
     _answer(
         "dicts and tuples 900 deep",
-        "def attack(target):\n    x = ()\n    for _ in range(900):\n        x = {'k': (x,)}\n    return x\n",
+        """
+def attack(target):
+    x = ()
+    for _ in range(900):
+        x = {'k': (x,)}
+    return x
+""",
     ),
-    _answer("a list that holds itself", "def attack(target):\n    x = []\n    x.append(x)\n    return x\n"),
+    _answer(
+        "a list that holds itself",
+        "def attack(target):\n    x = []\n    x.append(x)\n    return x\n",
+    ),
     _answer(
         "two to the fortieth items, shared",
-        "def attack(target):\n    x = ['x']\n    for _ in range(40):\n        x = [x, x]\n    return x\n",
+        """
+def attack(target):
+    x = ['x']
+    for _ in range(40):
+        x = [x, x]
+    return x
+""",
     ),
     _answer("half a character", "def attack(target):\n    return ['\\ud800', '\\udfff\\x00']\n"),
     _answer("an endless generator", "def attack(target):\n    return iter(int, 1)\n"),
     _answer(
         "a generator that never yields",
-        "def attack(target):\n    def never():\n        while True:\n            pass\n        yield\n    return never()\n",
+        """
+def attack(target):
+    def never():
+        while True:
+            pass
+        yield
+    return never()
+""",
+        ENDLESS,
     ),
     _answer(
         "keys that are no text, and keys that look like the protocol's",
@@ -97,9 +134,13 @@ class Never:
 def attack(target):
     return Never()
 """,
+        ENDLESS,
     ),
     _answer(
         "things that are no values",
-        "def attack(target):\n    return [attack, type, sys, open('x', 'w'), threading.Lock(), range(3), memoryview(b'x'), ...]\n",
+        """
+def attack(target):
+    return [attack, type, sys, open('x', 'w'), threading.Lock(), range(3), memoryview(b'x'), ...]
+""",
     ),
 ]
