@@ -95,6 +95,7 @@ bench: $(BENCH_READY) $(SMOLLM2)/config.json
 	$(BENCH).generation --model smollm2 --json $(BENCH_OUT)/generation-smollm2.json
 	$(BENCH).head --json $(BENCH_OUT)/head.json
 	$(BENCH).scaling --trl --json $(BENCH_OUT)/scaling.json --picture docs/img/scaling.png
+	$(BENCH).rewards --json $(BENCH_OUT)/rewards.json
 	$(MAKE) bench-report
 
 bench-report: $(BENCH_READY)
@@ -106,6 +107,7 @@ bench-quick: $(BENCH_READY)
 	$(BENCH).generation --quick
 	$(BENCH).head --quick
 	$(BENCH).scaling --quick --trl
+	$(BENCH).rewards --quick
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) runs
