@@ -78,9 +78,11 @@ class Reward(ABC):
             0 keeps none. For a reward that is a function of one completion, its prompt and its
             columns, and of nothing else.
 
+        clip: [lowest, highest] value before the weight; what lies beyond becomes the nearer one.
+
     Raises:
         RewardError: the weight is not a finite number; `error_value` is missing, or given in vain;
-            the cache is smaller than nothing.
+            the cache is smaller than nothing; the bounds of `clip` are no two numbers in order.
 
     >>> class ShortAnswer(Reward):
     ...     def __call__(self, completions, limit):
@@ -104,6 +106,7 @@ class Reward(ABC):
     on_error: OnError = "raise"
     error_value: float | None = None
     cache: int = 0
+    clip: tuple[float, float] | None = None
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -119,6 +122,7 @@ class Reward(ABC):
         on_error: OnError | None = None,
         error_value: float | None = None,
         cache: int = 0,
+        clip: tuple[float, float] | None = None,
     ) -> None:
         if name is not None:
             self.name = name
@@ -128,10 +132,11 @@ class Reward(ABC):
         self.on_error = self.default_on_error if on_error is None else on_error
         self.error_value = error_value
         self.cache = cache
+        self.clip = clip
         self._check_policy()
 
     def _check_policy(self) -> None:
-        """Refuse settings about errors and the cache that cannot mean what they say."""
+        """Refuse settings about errors, cache and clipping that cannot mean what they say."""
         about = f"reward {self.name!r}: "
         if self.on_error not in get_args(OnError):
             choices = ", ".join(get_args(OnError))
@@ -144,6 +149,8 @@ class Reward(ABC):
             raise RewardError(f"{about}error_value must be finite, not {self.error_value}")
         if self.cache < 0:
             raise RewardError(f"{about}cache must be 0 or more, not {self.cache}")
+        if self.clip is not None and not self.clip[0] < self.clip[1]:
+            raise RewardError(f"{about}clip must be [lowest, highest], not {list(self.clip)}")
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

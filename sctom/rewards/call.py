@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -119,7 +120,7 @@ class _Cache:
         """Keep numbers and abstentions; errors are not kept, since they may pass."""
         with self._lock:
             for key, value in values.items():
-                if value is None or isinstance(value, (int, float)):
+                if value is None or (isinstance(value, (int, float)) and math.isfinite(value)):
                     self._values[key] = value
                     self._values.move_to_end(key)
             while len(self._values) > most:

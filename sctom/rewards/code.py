@@ -40,6 +40,7 @@ class CodeReward(Reward):
         on_error: what becomes of a `Failure`.
         error_value: for `on_error: value`.
         cache: most values that are kept.
+        clip: see `Reward`.
 
     Raises:
         RewardError: a setting is out of range.
@@ -65,9 +66,15 @@ class CodeReward(Reward):
         on_error: OnError | None = None,
         error_value: float | None = None,
         cache: int = 0,
+        clip: tuple[float, float] | None = None,
     ) -> None:
         super().__init__(
-            weight=weight, name=name, on_error=on_error, error_value=error_value, cache=cache
+            weight=weight,
+            name=name,
+            on_error=on_error,
+            error_value=error_value,
+            cache=cache,
+            clip=clip,
         )
         if score not in get_args(Score):
             raise RewardError(f"score must be one of {', '.join(get_args(Score))}, not {score!r}")

@@ -77,6 +77,7 @@ class ThinkFormatReward(Reward):
         on_error: what becomes of a completion that is no text.
         error_value: for on_error "value".
         cache: values kept.
+        clip: see `Reward`.
 
     Raises:
         ValueError: prefilled without strict.
@@ -95,9 +96,15 @@ class ThinkFormatReward(Reward):
         on_error: OnError | None = None,
         error_value: float | None = None,
         cache: int = 0,
+        clip: tuple[float, float] | None = None,
     ) -> None:
         super().__init__(
-            weight=weight, name=name, on_error=on_error, error_value=error_value, cache=cache
+            weight=weight,
+            name=name,
+            on_error=on_error,
+            error_value=error_value,
+            cache=cache,
+            clip=clip,
         )
         self.strict, self.prefilled = strict, prefilled
         think_format_reward([], strict=strict, prefilled=prefilled)  # refuses what makes no sense

@@ -36,6 +36,7 @@ class FunctionReward(Reward):
         on_error: see `Reward`; with `row_seconds` the default is "abstain".
         error_value: see `Reward`.
         cache: see `Reward`.
+        clip: see `Reward`.
 
     Raises:
         RewardError: nothing callable is found, the factory does not take `arguments`, or the
@@ -62,6 +63,7 @@ sctom.rewards.selfaware has no 'selfaware_reward'. Did you mean 'selfaware_rewar
         on_error: OnError | None = None,
         error_value: float | None = None,
         cache: int = 0,
+        clip: tuple[float, float] | None = None,
     ) -> None:
         found = _find(path) if isinstance(path, str) else path
         place = path if isinstance(path, str) else _own_name(path)
@@ -71,6 +73,7 @@ sctom.rewards.selfaware has no 'selfaware_reward'. Did you mean 'selfaware_rewar
             on_error=on_error or ("raise" if row_seconds is None else "abstain"),
             error_value=error_value,
             cache=cache,
+            clip=clip,
         )
         self.function = _prepared(found, arguments, place)
         self.concurrent = concurrent or row_seconds is not None

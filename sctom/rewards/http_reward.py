@@ -45,6 +45,7 @@ class HttpReward(Reward):
         on_error: what becomes of a `Failure`.
         error_value: for `on_error: value`.
         cache: most values that are kept.
+        clip: see `Reward`.
 
     Raises:
         RewardError: the address or a number cannot be used.
@@ -70,9 +71,15 @@ class HttpReward(Reward):
         on_error: OnError | None = None,
         error_value: float | None = None,
         cache: int = 0,
+        clip: tuple[float, float] | None = None,
     ) -> None:
         super().__init__(
-            weight=weight, name=name, on_error=on_error, error_value=error_value, cache=cache
+            weight=weight,
+            name=name,
+            on_error=on_error,
+            error_value=error_value,
+            cache=cache,
+            clip=clip,
         )
         self.references = references
         self.service = RewardService(

@@ -49,6 +49,7 @@ class JudgeReward(Reward):
         on_error: what becomes of a `Failure`.
         error_value: for `on_error: value`.
         cache: most values that are kept.
+        clip: see `Reward`.
 
     Raises:
         RewardError: a setting is out of range; the template or the pattern cannot be used.
@@ -73,9 +74,15 @@ class JudgeReward(Reward):
         on_error: OnError | None = None,
         error_value: float | None = None,
         cache: int = 0,
+        clip: tuple[float, float] | None = None,
     ) -> None:
         super().__init__(
-            weight=weight, name=name, on_error=on_error, error_value=error_value, cache=cache
+            weight=weight,
+            name=name,
+            on_error=on_error,
+            error_value=error_value,
+            cache=cache,
+            clip=clip,
         )
         if not 1 <= count <= 32:
             raise RewardError(f"count must be from 1 to 32, not {count}")

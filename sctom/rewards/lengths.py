@@ -136,6 +136,7 @@ class RepetitionPenalty(Reward):
         on_error: what becomes of ids that are no integers.
         error_value: for on_error "value".
         cache: values kept.
+        clip: see `Reward`.
 
     >>> RepetitionPenalty(ngram_size=2)([[5, 5, 5, 5, 5]])
     [-0.75]
@@ -153,9 +154,15 @@ class RepetitionPenalty(Reward):
         on_error: OnError | None = None,
         error_value: float | None = None,
         cache: int = 0,
+        clip: tuple[float, float] | None = None,
     ) -> None:
         super().__init__(
-            weight=weight, name=name, on_error=on_error, error_value=error_value, cache=cache
+            weight=weight,
+            name=name,
+            on_error=on_error,
+            error_value=error_value,
+            cache=cache,
+            clip=clip,
         )
         self.penalty = get_repetition_penalty_reward(ngram_size, max_penalty, strict=True)
 
@@ -175,6 +182,7 @@ class SoftOverlongPunishment(Reward):
         on_error: as for every reward.
         error_value: for on_error "value".
         cache: values kept.
+        clip: see `Reward`.
 
     >>> SoftOverlongPunishment(max_completion_len=100, soft_punish_cache=20)([[1] * 90])
     [-0.5]
@@ -192,9 +200,15 @@ class SoftOverlongPunishment(Reward):
         on_error: OnError | None = None,
         error_value: float | None = None,
         cache: int = 0,
+        clip: tuple[float, float] | None = None,
     ) -> None:
         super().__init__(
-            weight=weight, name=name, on_error=on_error, error_value=error_value, cache=cache
+            weight=weight,
+            name=name,
+            on_error=on_error,
+            error_value=error_value,
+            cache=cache,
+            clip=clip,
         )
         self.punish = get_soft_overlong_punishment(
             max_completion_len, soft_punish_cache, strict=True

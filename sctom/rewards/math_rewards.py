@@ -30,6 +30,7 @@ class AccuracyReward(Reward):
         on_error: by default an answer that cannot be graded abstains.
         error_value: for on_error "value".
         cache: values kept.
+        clip: see `Reward`.
 
     >>> AccuracyReward(strict=True)([r"\boxed{2\sqrt{5}}"], [r"2\sqrt{5}"])
     [1.0]
@@ -48,9 +49,15 @@ class AccuracyReward(Reward):
         on_error: OnError | None = None,
         error_value: float | None = None,
         cache: int = 0,
+        clip: tuple[float, float] | None = None,
     ) -> None:
         super().__init__(
-            weight=weight, name=name, on_error=on_error, error_value=error_value, cache=cache
+            weight=weight,
+            name=name,
+            on_error=on_error,
+            error_value=error_value,
+            cache=cache,
+            clip=clip,
         )
         self.strict, self.seconds = strict, _checked_seconds(seconds)
 
@@ -78,6 +85,7 @@ class ReasoningAccuracyReward(AccuracyReward):
         on_error: by default an answer that cannot be graded abstains.
         error_value: for on_error "value".
         cache: values kept.
+        clip: see `Reward`.
 
     >>> ReasoningAccuracyReward()([r"<think> 2+2 </think> \boxed{4}"], ["4"])
     [1.0]
@@ -94,6 +102,7 @@ class ReasoningAccuracyReward(AccuracyReward):
         on_error: OnError | None = None,
         error_value: float | None = None,
         cache: int = 0,
+        clip: tuple[float, float] | None = None,
     ) -> None:
         super().__init__(
             strict,
@@ -103,6 +112,7 @@ class ReasoningAccuracyReward(AccuracyReward):
             on_error=on_error,
             error_value=error_value,
             cache=cache,
+            clip=clip,
         )
         given = DELIMITERS if reasoning_delimiters is None else reasoning_delimiters
         check_delimiters(given)
@@ -142,6 +152,7 @@ class CosineScaledReward(AccuracyReward):
         on_error: by default an answer that cannot be graded abstains.
         error_value: for on_error "value".
         cache: values kept.
+        clip: see `Reward`.
 
     >>> CosineScaledReward(max_len=100)([r"\boxed{3}"], ["3"], [[1] * 50])
     [0.75]
@@ -162,6 +173,7 @@ class CosineScaledReward(AccuracyReward):
         on_error: OnError | None = None,
         error_value: float | None = None,
         cache: int = 0,
+        clip: tuple[float, float] | None = None,
     ) -> None:
         super().__init__(
             strict,
@@ -171,6 +183,7 @@ class CosineScaledReward(AccuracyReward):
             on_error=on_error,
             error_value=error_value,
             cache=cache,
+            clip=clip,
         )
         values = (min_value_wrong, max_value_wrong, min_value_correct, max_value_correct)
         check_cosine(max_len, values)

@@ -223,6 +223,8 @@ def settle(
             errors[row] = str(entry)
         elif value is not None and not math.isfinite(value):
             errors[row] = f"gave {entry!r:.60}"
+        elif value is not None and reward.clip is not None:
+            value = min(max(value, reward.clip[0]), reward.clip[1])
         if row in errors:
             value = reward.error_value if reward.on_error == "value" else None
             if reward.on_error == "raise":

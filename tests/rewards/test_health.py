@@ -85,6 +85,8 @@ def test_a_wrong_number_of_values_is_an_error_whatever_the_policy():
         ({"error_value": 0.0}, "on_error is 'raise', which takes none"),
         ({"on_error": "value", "error_value": math.nan}, "error_value must be finite, not nan"),
         ({"cache": -1}, "cache must be 0 or more, not -1"),
+        ({"clip": (1.0, -1.0)}, r"clip must be \[lowest, highest\], not \[1.0, -1.0\]"),
+        ({"clip": (math.nan, 1.0)}, "clip must be"),
     ],
 )
 def test_refused_settings(settings, reason):
@@ -102,6 +104,13 @@ def test_errors_bias_no_group():
     expected = [1 - mean, 0, 0 - mean, 0, 1 - mean, 0 - mean, 0, 1 - mean]
     assert advantages == pytest.approx(expected)
     assert sum(advantages) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_values_are_clipped_after_the_check_that_they_are_finite():
+    values = [3.0, -3.0, 0.5, None, math.nan, math.inf]
+    results = run(lambda completions: values, 6, on_error="abstain", clip=(-1.0, 1.0))
+    assert results.values == {"mine": [1.0, -1.0, 0.5, None, None, None]}
+    assert set(results.errors["mine"]) == {4, 5}  # a NaN never becomes a bound
 
 
 # cache

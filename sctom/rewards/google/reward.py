@@ -61,6 +61,7 @@ class GoogleReward(Reward):
         on_error: what becomes of a `Failure`.
         error_value: for `on_error: value`.
         cache: most values that are kept.
+        clip: see `Reward`.
 
     Raises:
         RewardError: the config is not one; the message begins with the path in the JSON.
@@ -93,9 +94,15 @@ class GoogleReward(Reward):
         on_error: OnError | None = None,
         error_value: float | None = None,
         cache: int = 0,
+        clip: tuple[float, float] | None = None,
     ) -> None:
         super().__init__(
-            weight=weight, name=name, on_error=on_error, error_value=error_value, cache=cache
+            weight=weight,
+            name=name,
+            on_error=on_error,
+            error_value=error_value,
+            cache=cache,
+            clip=clip,
         )
         if retries < 0:
             raise RewardError(f"retries must be 0 or more, not {retries}")
