@@ -31,6 +31,7 @@ from sctom.data import DialogueData, PromptData
 from sctom.hints import HintingParser
 from sctom.modules import PolicyModule, SFTModule
 from sctom.modules.settings import check_trainer, prepare
+from sctom.rewards import RewardError
 from sctom.rundir import Resume, check_unlocked, decide, locked, where_to_go_on
 
 TRAINER_DEFAULTS = {
@@ -213,7 +214,10 @@ EXPECTED_ERRORS = (
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command line. An error before the first update is told in one paragraph."""
+    """The command line.
+
+    An error before the first update is told in one paragraph, and so is later one of a reward.
+    """
     quiet()
     cli = None
     try:
@@ -221,9 +225,12 @@ def main(argv: list[str] | None = None) -> None:
         fit(cli)
     except EXPECTED_ERRORS as error:
         started = cli is not None and cli.trainer.global_step > 0
-        if started or os.environ.get("SCTOM_TRACEBACK"):
+        known = isinstance(error, RewardError) or not started
+        if not known or os.environ.get("SCTOM_TRACEBACK"):
             raise
         print(f"error: {error}", file=sys.stderr)
+        if cli is not None and started:
+            print(where_to_go_on(cli.config["run_dir"]), file=sys.stderr)
         sys.exit(1)
     except SystemExit as leaving:
         if cli is not None and cli.trainer.interrupted:
