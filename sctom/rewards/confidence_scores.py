@@ -215,11 +215,11 @@ class LogScore(ScoringRule):
             )
         self.scale = scale
         self.correct_bonus = correct_bonus
-        self.clip = clip
+        self.floor = clip
 
     def value(self, right: float, confidence: float) -> float:
         """The equation above."""
         given = confidence if right else 1.0 - confidence  # probability given to what was the case
-        score = math.log(min(max(given, self.clip), 1.0 - self.clip))
-        smallest, largest = math.log(self.clip) / 2, math.log(1.0 - self.clip)
+        score = math.log(min(max(given, self.floor), 1.0 - self.floor))
+        smallest, largest = math.log(self.floor) / 2, math.log(1.0 - self.floor)
         return self.scale * ((score - smallest) / (largest - smallest) + self.correct_bonus * right)

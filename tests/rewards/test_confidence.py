@@ -133,7 +133,7 @@ def test_the_expected_score_is_largest_at_the_true_probability(reward, p):
     expected = [p * reward.value(1.0, q) + (1 - p) * reward.value(0.0, q) for q in GRID]
     best = [q for q, value in zip(GRID, expected, strict=True) if value >= max(expected) - 1e-12]
     # what lies within the clip of 0 or 1 is scored alike
-    clip = reward.clip if isinstance(reward, LogScore) else 0.0
+    clip = reward.floor if isinstance(reward, LogScore) else 0.0
     assert p in best and all(abs(q - p) <= clip + 1e-9 for q in best)
 
 
