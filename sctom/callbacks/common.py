@@ -39,7 +39,9 @@ def atomic_write(path: Path, content: str | bytes) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+    if isinstance(content, str):  # half a surrogate pair becomes its escape, in JSON too
+        content = content.encode(errors="backslashreplace")
+    temporary.write_bytes(content)
     publish(temporary, path)
 
 
@@ -52,7 +54,7 @@ def to_lines(records: Sequence[Record]) -> str:
 def append_record(path: Path, record: Record) -> None:
     """Add one line and wait until it is on disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(to_lines([record]))
         file.flush()
         os.fsync(file.fileno())

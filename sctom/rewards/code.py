@@ -216,6 +216,8 @@ def _job(completion: Any, row: Mapping[str, Any]) -> tuple[str, Tests] | Failure
             tests = humaneval_tests(row["prompt"], row["test"], row["entry_point"])
         else:
             return Failure("the row has neither test_list nor prompt, test and entry_point")
+        return program_of(completion_text(completion), tests.prompt), tests
     except CannotJudge as error:
         return Failure(str(error))
-    return program_of(completion_text(completion), tests.prompt), tests
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:  # tests that are none
+        return Failure(f"the tests cannot be read: {type(error).__name__}: {error}")

@@ -31,11 +31,12 @@ from sctom.sandbox import (
 
 Status = Literal["passed", "wrong", "error", "timeout", "memory", "output", "died", "value"]
 
-_GRADER_SECONDS = 60.0
+_GRADER_SECONDS = 20.0
 """What the tests may take besides the program."""
 _DEPTH = 90
 _OVER = ("timeout", "output", "died")
 _OF_THE_PROGRAM = "an object of the program"
+_ITERATOR = "an iterator"
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ def _graded(candidate: Session, tests: Tests, sandbox: Sandbox, seconds: float) 
         with sandbox.open(_grader_source(), limits=limits) as grader:
             return _verdict(grader, calls, tests)
     except CodeError as error:  # of the grader: the program's own are in its calls
+        if calls.answered and error.kind in ("timeout", "memory", "output"):
+            return Grade(error.kind, 0, len(tests.cases), "the tests, with a result of the program")
         return Failure("the tests did not run", _line(str(error)))
 
 
@@ -147,6 +150,10 @@ class _Calls:
         self.left = seconds
         self.failed: CodeError | None = None
         """The last error of the program in the current test."""
+        self.answered = False
+        """Whether a test has had a result of the program."""
+        self.iterators = False
+        """Whether one of them was or held an iterator."""
         self.over: CodeError | None = None
         """The error that the program's process has ended with."""
 
@@ -155,7 +162,7 @@ class _Calls:
         if not isinstance(name, str) or name not in self.names or not isinstance(arguments, list):
             return "cannot", f"the tests call {name!r:.100}, which is not theirs to call"
         found = next((found for item in arguments if (found := _find_foreign(item))), "")
-        if found == _OF_THE_PROGRAM:
+        if found == _OF_THE_PROGRAM or (found == _ITERATOR and self.iterators):
             return self._error(CodeError("value", f"the tests pass {found} to {name}"))
         if found:
             return "cannot", f"the tests pass {found} to {name}"
@@ -163,7 +170,10 @@ class _Calls:
             return ("over",)
         started = time.monotonic()
         try:
-            return "value", pack(self.candidate.call(name, arguments, seconds=self.left))
+            result = self.candidate.call(name, arguments, seconds=self.left)
+            self.answered = True
+            self.iterators |= _find_foreign(result) == _ITERATOR
+            return "value", pack(result)
         except CodeError as error:
             return self._error(error)
         except NotPlain as error:  # the arguments are plain: it is the result
@@ -215,7 +225,7 @@ def _find_foreign(value: Plain) -> str:
         case Opaque():
             return f"an object of the class {value.type_name}"
         case Iter():
-            return "an iterator"
+            return _ITERATOR
         case dict():
             items = [*value.keys(), *value.values()]
         case list() | tuple() | set() | frozenset():
@@ -231,4 +241,4 @@ def _grader_source() -> str:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())[:300]
+    return " ".join(text.split())[:300].encode(errors="backslashreplace").decode()

@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sctom.readers import DataError
 from sctom.rewards.base import Failure, OnError, Reward, completion_text
 from sctom.rewards.google.example import content_from_text, example_from_messages
 from sctom.rewards.remote import (
@@ -140,8 +139,8 @@ class HttpReward(Reward):
                 example = example_from_messages(prompt, references_of(row, self.references))
             response = content_from_text(completion_text(completion))
             return await self.service.score(example, response, step)
-        except (DataError, RemoteError) as error:
-            return Failure(str(error))
+        except (RemoteError, ValueError, TypeError, KeyError, AttributeError) as error:
+            return Failure(str(error) or type(error).__name__)  # a bad row is that row's error
 
 
 def references_of(row: Mapping[str, Any], columns: Sequence[str] | None) -> dict[str, str]:

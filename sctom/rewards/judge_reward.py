@@ -152,8 +152,8 @@ class JudgeReward(Reward):
         try:
             question = self._question(prompt, completion, row)
             return await self.judge.replies([{"role": "user", "content": question}], self.count)
-        except (RemoteError, RewardError) as error:
-            return Failure(str(error))
+        except (RemoteError, ValueError, TypeError, KeyError, AttributeError) as error:
+            return Failure(str(error) or type(error).__name__)  # a bad row is that row's error
 
     def _question(self, prompt: Any, completion: Any, row: Mapping[str, Any]) -> str:
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

@@ -54,7 +54,10 @@ def start_in_thread(call: Callable[[], Any]) -> Future[Any]:
 
 
 async def _wait(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable
+    try:
+        return await awaitable
+    except SystemExit as error:  # would end the loop, for every other reward too
+        raise RuntimeError(f"it called sys.exit({error.code!r})") from error
 
 
 @functools.cache

@@ -145,10 +145,10 @@ async def _exchange(url: str, content: bytes, headers: Mapping[str, str], max_by
                     f"{address(url)} sent a compressed answer, which was not asked for and whose "
                     "size cannot be bounded"
                 )
-            data = await _read(response, max_bytes, cut=False)
+            data = _without_secrets(await _read(response, max_bytes, cut=False), headers)
             return _parsed(data, url, response.headers.get("content-type"), headers)
         said = b"" if packed else await _read(response, 4 * _SNIPPET, cut=True)
-        text = said.decode("utf-8", "replace").strip()[:_SNIPPET]
+        text = _without_secrets(said, headers).decode("utf-8", "replace").strip()[:_SNIPPET]
         reason = f"status {status}" + (f": {text!r}" if text else "")
         if status in (408, 429) or status >= 500:
             raise _TryAgain(reason, _retry_after(response.headers.get("retry-after")))
@@ -336,10 +336,21 @@ def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {"Content-Type": "application/json", "Accept-Encoding": "identity", **headers}
 
 
+def _without_secrets(data: bytes, headers: Mapping[str, str]) -> bytes:
+    """What a server sent, without the secrets it was sent, before anything is read or cut off."""
+    for secret_part in _secrets(headers):
+        data = data.replace(secret_part.encode(), b"***")
+    return data
+
+
 def _hide(text: str, headers: Mapping[str, str]) -> str:
     """The text without the values of headers, should a server have sent them back."""
-    for name, value in headers.items():
-        if name not in ("Content-Type", "Accept-Encoding"):
-            for part in (value, *value.split()[1:]):
-                text = text.replace(part, "***") if len(part) > 3 else text
+    for secret_part in _secrets(headers):
+        text = text.replace(secret_part, "***")
     return text
+
+
+def _secrets(headers: Mapping[str, str]) -> list[str]:
+    values = [v for n, v in headers.items() if n not in ("Content-Type", "Accept-Encoding")]
+    parts = [part for value in values for part in (value, *value.split()[1:])]
+    return [part for part in parts if len(part) > 3]

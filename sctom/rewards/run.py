@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import traceback
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -11,7 +10,10 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 
 from sctom.rewards.base import Failure, Reward, RewardError, Values, check_rewards
-from sctom.rewards.call import Call
+from sctom.rewards.call import Call, as_number
+
+LARGEST = 1e100
+"""Larger values are errors: sums of them overflow, and no reward means them."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class RunningRewards:
         call = self._calls[reward.name]
         try:
             result = call.result()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             told = _raised(reward.name, error, self._prompts)
             if reward.on_error == "raise":
                 raise told from error
@@ -168,13 +170,13 @@ def _arguments(reward: Reward, given: Mapping[str, Any]) -> dict[str, Any]:
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     names = {parameter.name for parameter in parameters}
     arguments = {name: value for name, value in given.items() if takes_all or name in names}
-    for name in arguments.keys() & {"prompts", "completions", "completion_ids"}:
+    for name in arguments.keys() - {"trainer_state", "log_extra", "log_metric"}:
         # what a reward does to its lists must reach neither the run nor other rewards
         arguments[name] = copy.deepcopy(arguments[name])
     return arguments
 
 
-def _raised(name: str, error: Exception, prompts: Sequence[Any]) -> RewardError:
+def _raised(name: str, error: BaseException, prompts: Sequence[Any]) -> RewardError:
     if isinstance(error, RewardError):
         return RewardError(f"reward {name!r}: {error}")
     frames = traceback.extract_tb(error.__traceback__)
@@ -197,7 +199,11 @@ def _listed(name: str, result: Any, rows: int) -> list[Any]:
     if not isinstance(result, Collection) or isinstance(result, (str, bytes, Mapping, Set)):
         found = f"{type(result).__name__}: {result!r:.60}"
         raise RewardError(f"reward {name!r} must return a list of numbers but returned a {found}")
-    entries = list(result)
+    try:
+        entries = list(result)
+    except TypeError as error:  # an array of no dimension
+        found = f"returned {result!r:.60}: {error}"
+        raise RewardError(f"reward {name!r} must return a list of numbers but {found}") from error
     if len(entries) != rows:
         expected = f"{rows} values, one for each completion"
         raise RewardError(f"reward {name!r} must return {expected}, but returned {len(entries)}")
@@ -218,10 +224,10 @@ def settle(
     values: Values = []
     errors: dict[int, str] = {}
     for row, entry in enumerate(entries):
-        value = None if entry is None or isinstance(entry, Failure) else _number(entry)
+        value = None if entry is None or isinstance(entry, Failure) else as_number(entry)
         if isinstance(entry, Failure):
             errors[row] = str(entry)
-        elif value is not None and not math.isfinite(value):
+        elif value is not None and not abs(value) <= LARGEST:
             errors[row] = f"gave {entry!r:.60}"
         elif value is not None and reward.clip is not None:
             value = min(max(value, reward.clip[0]), reward.clip[1])
@@ -233,21 +239,6 @@ def settle(
                 raise RewardError(f"reward {reward.name!r} {errors[row]} {place}; {hint}")
         values.append(value)
     return values, errors
-
-
-def _number(entry: Any) -> float:
-    """The entry as a float; NaN when it is not one number."""
-    if isinstance(entry, (str, bytes)) or not isinstance(entry, SupportsFloat):
-        return math.nan
-    try:
-        return float(entry)
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-        OverflowError,
-    ):  # arrays of several numbers, 10**400
-        return math.nan
 
 
 class _Log:

@@ -135,7 +135,7 @@ def rebuild(data: object, depth: int = DEPTH) -> Plain:
                 return _scalar(tag, body)
             if tag in _MANY and isinstance(body, list):
                 return _MANY[tag]([rebuild(item, depth - 1) for item in body])
-    raise NotPlain(f"the answer has a part that describes no value: {str(data)[:100]}")
+    raise NotPlain(f"the answer has a part that describes no value, a {type(data).__name__}")
 
 
 def _no_constant(text: str) -> object:

@@ -179,8 +179,8 @@ class Session:
                         reply = self._answer_callback(callbacks[name], body)
                         self._confined.send(marshal.dumps(reply))
                     case _:
-                        raise NotPlain(f"not an answer: {str(answer)[:100]}")
-            except NotPlain as error:
+                        raise NotPlain("what came back is not an answer")
+            except (NotPlain, RecursionError) as error:
                 raise self._confined.fail("value", str(error)) from None
 
     def _answer_callback(self, function: Callable[..., Plain], body: object) -> dict[str, Plain]:

@@ -53,7 +53,9 @@ def test_the_score_is_that_of_the_last_token(backbone):
     for (prompt, answer), score in zip(PAIRS, model.scores(PAIRS).detach(), strict=True):
         ids = torch.tensor([[*prompt, *answer]])
         hidden = hidden_states(model.model, input_ids=ids)[0, -1]
-        assert float(score) == pytest.approx(float(hidden.detach() @ model.head.weight[0].detach()), abs=1e-4)
+        assert float(score) == pytest.approx(
+            float(hidden.detach() @ model.head.weight[0].detach()), abs=1e-4
+        )
 
 
 def test_a_saved_model_gives_the_same_scores(backbone, tmp_path):

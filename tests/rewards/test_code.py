@@ -214,6 +214,25 @@ def test_an_object_of_the_program_is_no_way_out_of_being_judged():
         assert "object of the program" in result.detail
 
 
+def test_no_program_can_choose_not_to_be_judged():
+    nested = "def g(x):\n    return iter([1])\ndef f(y):\n    return 99\n"
+    assert graded(nested, "assert f(g(3)) == 5").status == "value"
+    deep = (
+        "import sys\ndef f(x):\n    frame = sys._getframe()\n    while frame:\n"
+        "        found = frame.f_locals.get('self')\n"
+        "        if type(found).__name__ == 'Harness': harness = found\n"
+        "        frame = frame.f_back\n"
+        "    harness.send('[\"value\",%d,' % harness.current + '['*90 + '{\"q\":' + '['*850"
+        " + ']'*850 + '}' + ']'*90 + ']')\n    while True: pass\n"
+    )
+    assert graded(deep, "assert f(2) == 4").status == "value"
+
+
+def test_half_a_surrogate_pair_is_escaped():
+    result = graded("def f(x):\n    return '\\ud800'\n", "assert f(1) == 2, f(1)")
+    assert result.status == "wrong" and result.detail.encode()
+
+
 def test_arguments_that_cannot_cross_are_failures():
     for test in ("assert f(iter([1])) == 1", "assert f([range(3)]) == 1", "assert f(*[f]) == 1"):
         result = graded("def f(x):\n    return 1\n", test)

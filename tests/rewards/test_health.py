@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 
 import pytest
@@ -70,6 +71,32 @@ def test_an_async_exception_too():
     results = run(fails, 2, on_error="abstain")
     assert results.values == {"mine": [None, None]}
     assert "raised OSError: closed" in results.errors["mine"][1]
+
+
+def leaves(completions):
+    sys.exit(0)
+
+
+async def leaves_too(completions):
+    sys.exit(0)
+
+
+@pytest.mark.parametrize("function", [leaves, leaves_too])
+def test_leaving_is_an_error_like_any_other(function):
+    assert run(function, 2, on_error="abstain").values == {"mine": [None, None]}
+    with pytest.raises(RewardError, match="reward 'mine' raised"):
+        run(function, 2)
+    assert run(good, 1).values == {"mine": [1.0]}  # the loop of async rewards goes on
+
+
+async def good(completions):
+    return [1.0] * len(completions)
+
+
+def test_an_array_without_a_dimension_and_values_that_overflow():
+    with pytest.raises(RewardError, match="must return a list of numbers but returned"):
+        run(lambda completions: torch.tensor(1.0), 1)
+    assert run(lambda completions: [1e308], 1, on_error="abstain").values == {"mine": [None]}
 
 
 def test_a_wrong_number_of_values_is_an_error_whatever_the_policy():
@@ -148,6 +175,55 @@ def test_columns_are_part_of_the_key_and_errors_are_not_kept():
         results = run_rewards([reward], ["p"], ["a"], [[1]], {"answer": [answer]})
         assert results.values == {"judge": [expected]}
     assert asked == [["x"], ["x"], ["y"]]
+
+
+def test_equal_rows_of_one_call_are_asked_about_once():
+    asked = []
+
+    def one(completions, log_extra):
+        asked.append(len(completions))
+        log_extra("seen", ["yes"] * len(completions))
+        return [float(len(text)) for text in completions]
+
+    reward = FunctionReward(one, cache=10)
+    results = run_rewards([reward], ["Q"] * 4, ["a", "bb", "a", "a"], [[1], [2], [1], [1]], {})
+    assert results.values == {"one": [1.0, 2.0, 1.0, 1.0]}
+    assert asked == [2] and results.extra["seen"] == ["yes", "yes", None, None]
+
+
+def test_long_arrays_and_values_that_are_no_floats_are_told_apart_and_kept():
+    import numpy as np
+
+    asked = []
+
+    def middle(completions, numbers):
+        asked.append(len(completions))
+        return np.array([row[1500] for row in numbers], dtype=np.float32)
+
+    reward = FunctionReward(middle, cache=10)
+    zeros = np.zeros(3000)
+    sevens = zeros.copy()
+    sevens[1500] = 7.0
+    for column, expected in ((zeros, 0.0), (sevens, 7.0), (sevens.copy(), 7.0)):
+        results = run_rewards([reward], ["Q"], ["a"], [[1]], {"numbers": [column]})
+        assert results.values == {"middle": [expected]}
+    assert asked == [1, 1]
+
+
+def test_what_a_reward_does_to_a_column_stays_with_it():
+    def spoils(completions, answer):
+        answer[0].append("spoilt")
+        answer.reverse()
+        return [0.0] * len(completions)
+
+    def counts(completions, answer):
+        return [float(len(entry)) for entry in answer]
+
+    columns = {"answer": [["x"], ["y"]]}
+    rewards = [FunctionReward(spoils), FunctionReward(counts)]
+    results = run_rewards(rewards, ["Q"] * 2, ["a", "b"], [[1]] * 2, columns)
+    assert results.values["counts"] == [1.0, 1.0]
+    assert columns == {"answer": [["x"], ["y"]]}
 
 
 def test_the_least_recently_used_is_forgotten():

@@ -10,7 +10,7 @@ from sctom.rewards.google.example import content_text
 from sctom.rewards.google.outcome import Detail, Sample, ScoreError, clipped
 from sctom.rewards.google.parse import Parser
 from sctom.rewards.google.schema import Autorater
-from sctom.rewards.judge import ChatEndpoint, Judge
+from sctom.rewards.judge import CheckedJudge, Judge
 from sctom.rewards.remote import RemoteError
 from sctom.rewards.templates import check_template, fill
 
@@ -53,7 +53,7 @@ class AutoraterScorer:
         Raises:
             RewardError: it is not.
         """
-        if isinstance(self._judge, ChatEndpoint):
+        if isinstance(self._judge, CheckedJudge):
             self._judge.check()
 
     async def score(self, sample: Sample) -> Detail:
