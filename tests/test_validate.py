@@ -161,14 +161,6 @@ PLANTED = {
         "failure",
         None,
     ),
-    "changes the data": (
-        "def f(completions, tags, answer):\n"
-        "    [t.append('seen') for t in tags]\n"
-        f"    return [{RIGHT} for c, a in zip(completions, answer)]\n",
-        "mutates",
-        "failure",
-        None,
-    ),
     "random, cached": (
         "import random\ndef f(completions):\n    return [random.random() for c in completions]\n",
         "random",

@@ -42,8 +42,6 @@ class Scored:
     """Of each call that came back."""
     hung: bool = False
     """It did not come back within the deadline, and was not called again."""
-    mutated: str = ""
-    """A column of the data that it changed."""
     debug: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Number of a case -> what the reward noted about it with `log_extra`."""
 
@@ -120,7 +118,6 @@ def _call(scored: Scored, group: Sequence[Case], seconds: float, threaded: bool)
     """
     names = dict.fromkeys(name for case in group for name in case.columns)
     columns = {name: [case.columns.get(name) for case in group] for name in names}
-    given = copy.deepcopy(columns)
     reward = copy.copy(scored.reward)
     reward.on_error, reward.error_value, reward.cache = "abstain", None, 0
     call = partial(
@@ -129,15 +126,12 @@ def _call(scored: Scored, group: Sequence[Case], seconds: float, threaded: bool)
         [case.prompt for case in group],
         [[{"role": "assistant", "content": case.completion}] for case in group],
         [case.ids for case in group],
-        given,
+        columns,
     )
     started = time.perf_counter()
     with watchdog(2 * seconds + 1):
         results = loop.start_in_thread(call).result(seconds) if threaded else call()
     scored.seconds.append(time.perf_counter() - started)
-    changed = [name for name in columns if given[name] != columns[name]]
-    if changed and not scored.mutated:
-        scored.mutated = changed[0]
     return results
 
 

@@ -21,7 +21,6 @@ CODES = {
     "wrong-count": "not one value for each completion",
     "hangs": "a call does not come back within the deadline",
     "abstains": "no value for half of the completions; a failure where it has none at all",
-    "mutates": "it changes a column of the data, which other rewards and later epochs then see",
     "batch-dependent": "cached, but the value of a completion depends on the others of its call",
     "random": "cached, but two calls with the same completion differ",
     "constant": "one value for everything; a failure where no other reward of the run varies",
@@ -107,12 +106,6 @@ def _troubles(one: Scored) -> Iterator[Finding]:
         count = f"{len(rows)} of {len(one.cases)} completions ({example})"
         level: Level = "failure" if fatal else "warning"
         yield Finding(level, code, f"{said}; for {count}, so {happens}; {remedy}", name)
-    if one.mutated:
-        told = (
-            f"it changes the column {one.mutated!r} of the data, so other rewards and later epochs "
-            "see something else than the file holds; let it work on a copy"
-        )
-        yield Finding("failure", "mutates", told, name)
 
 
 def _values(
