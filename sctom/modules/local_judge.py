@@ -17,7 +17,7 @@ from sctom.data.template import render_prompt
 from sctom.modules import quantize
 from sctom.modules.backbone import Backbone, stop_ids
 from sctom.rewards import RewardError, loop
-from sctom.rewards.judge import Cut, JudgeError
+from sctom.rewards.judge import CheckedJudge, Cut, JudgeError
 from sctom.rollout.base import Sample, Sampling
 from sctom.rollout.local import LocalSampler
 
@@ -29,7 +29,7 @@ class _Question:
     answer: Future[list[str]] = field(default_factory=Future)
 
 
-class LocalJudge:
+class LocalJudge(CheckedJudge):
     """A `Judge` that is a model in this process, loaded when it is first asked.
 
     What it replies depends on the seed and the messages and, but for rounding, not on what else it

@@ -91,7 +91,7 @@ def _chain_checks(module: PolicyModule, prompts: Sequence[Prompt]) -> list[Check
         lambda: bos_check(module, prompts[0]),
         lambda: logps_check(module, rows),
         lambda: reference_check(module, rows),
-        lambda: reward_check(module, rows[0]),
+        lambda: reward_check(module, rows, prompts),
     ]
     return [check() for check in checks]
 
@@ -213,26 +213,42 @@ def reference_check(module: PolicyModule, rows: Sequence[Row]) -> Check:
     )
 
 
-def reward_check(module: PolicyModule, row: Row) -> Check:
-    """Every reward runs on a right completion (the expected answer, if the data has one)."""
-    columns = row.prompt.columns
-    golden = columns.get("expected_answer", columns.get("answer"))
-    text = golden if isinstance(golden, str) else row.text
-    probe = replace(row, text=text, ids=module.tokenizer.encode(text, add_special_tokens=False))
+def reward_check(module: PolicyModule, rows: Sequence[Row], prompts: Sequence[Prompt]) -> Check:
+    """The rewards run on a few prompts, and one of them has an opinion somewhere.
+
+    Completions are the expected answers where the data has them, else those that were sampled. One
+    of which nobody can judge says nothing about a run: rewards may abstain.
+    """
+    probes = [_probe(module, prompt, rows, number) for number, prompt in enumerate(prompts[:8])]
     if module.overlap_rewards:  # in the thread the run will use: some functions cannot
         with RewardThread(partial(module.start_rewards, group_size=1)) as thread:
-            thread.submit([probe])
+            for probe in probes:
+                thread.submit([probe])
             thread.results()
     else:
-        module.score_rewards([probe], 1)
-    values = probe.rewards
-    source = "the expected answer" if isinstance(golden, str) else "a sampled completion"
-    given = [name for name, v in values.items() if v is not None]
-    errors = [probe.extra.get(f"{name}/error") for name in values]
-    failed = [f"{n} failed: {e}" for n, e in zip(values, errors, strict=True) if e]
-    hint = "" if given else "; every reward abstained: check the column names they need"
-    return Check(
-        "rewards",
-        bool(given),
-        f"{source} {text[:40]!r} scores {values}" + ("; " + "; ".join(failed) if failed else hint),
-    )
+        for probe in probes:
+            module.score_rewards([probe], 1)
+    judged = [p for p in probes if any(value is not None for value in p.rewards.values())]
+    shown = judged[0] if judged else probes[0]
+    errors = {
+        f"{name} failed: {error}": None
+        for probe in probes
+        for name in probe.rewards
+        if (error := probe.extra.get(f"{name}/error"))
+    }
+    detail = f"{shown.text[:40]!r} scores {shown.rewards}"
+    if errors:
+        detail += f"; on {len(probes)} completions: " + "; ".join(list(errors)[:3])
+    if not judged and not errors:
+        detail += f"; every reward abstained on all of {len(probes)} completions: check the column "
+        detail += "names they need"
+    return Check("rewards", bool(judged), detail)
+
+
+def _probe(module: PolicyModule, prompt: Prompt, rows: Sequence[Row], number: int) -> Row:
+    columns = prompt.columns
+    golden = columns.get("expected_answer", columns.get("answer"))
+    row = rows[number % len(rows)]
+    text = golden if isinstance(golden, str) else row.text
+    ids = module.tokenizer.encode(text, add_special_tokens=False)
+    return replace(row, prompt=prompt, text=text, ids=ids, rewards={}, extra={})

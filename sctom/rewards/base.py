@@ -143,7 +143,7 @@ class Reward(ABC):
             raise RewardError(f"{about}on_error must be one of {choices}, not {self.on_error!r}")
         given = self.error_value is not None
         if given != (self.on_error == "value"):
-            needs = "has no error_value to take" if self.on_error == "value" else "takes none"
+            needs = "needs an error_value" if self.on_error == "value" else "takes no error_value"
             raise RewardError(f"{about}on_error is {self.on_error!r}, which {needs}")
         if self.error_value is not None and not math.isfinite(self.error_value):
             raise RewardError(f"{about}error_value must be finite, not {self.error_value}")

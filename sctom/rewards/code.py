@@ -124,7 +124,7 @@ class CodeReward(Reward):
         if test_list is None and test is None:
             raise RewardError(
                 f"reward {self.name!r} needs the column test_list (as in MBPP), or the columns "
-                "prompt, test and entry_point (as in HumanEval); see docs/rewards.md"
+                "prompt, test and entry_point (as in HumanEval); see docs/reward_library.md"
             )
         columns = {
             "test_list": test_list,

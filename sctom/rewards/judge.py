@@ -67,7 +67,7 @@ class CheckedJudge(Judge, Protocol):
         ...
 
 
-class ChatEndpoint:
+class ChatEndpoint(CheckedJudge):
     """A model behind an OpenAI-compatible server: POST {url}/chat/completions.
 
     A server that ignores `n` and sends one choice is asked again for the others; with a seed each

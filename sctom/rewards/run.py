@@ -235,8 +235,12 @@ def settle(
             value = reward.error_value if reward.on_error == "value" else None
             if reward.on_error == "raise":
                 place = f"for row {row} (prompt {_last(prompts[row])!r:.200})"
-                hint = "give a finite number, or None where it cannot judge, or set on_error"
-                raise RewardError(f"reward {reward.name!r} {errors[row]} {place}; {hint}")
+                if isinstance(entry, Failure):
+                    said, hint = f"failed: {errors[row]}", "set on_error to go on without its value"
+                else:
+                    said = errors[row]
+                    hint = "give a finite number, or None where it cannot judge, or set on_error"
+                raise RewardError(f"reward {reward.name!r} {said} {place}; {hint}")
         values.append(value)
     return values, errors
 

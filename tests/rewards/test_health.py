@@ -53,7 +53,9 @@ def test_value_puts_the_given_number_and_leaves_abstentions():
 
 
 def test_raise_is_the_default_and_names_the_row():
-    with pytest.raises(RewardError, match=r"reward 'mine' no answer\nstderr for row 1 \(prompt"):
+    with pytest.raises(
+        RewardError, match=r"reward 'mine' failed: no answer\nstderr for row 1 \(prompt"
+    ):
         run(mixed, 4)
 
 
@@ -108,8 +110,8 @@ def test_a_wrong_number_of_values_is_an_error_whatever_the_policy():
     ("settings", "reason"),
     [
         ({"on_error": "ignore"}, "on_error must be one of abstain, raise, value, not 'ignore'"),
-        ({"on_error": "value"}, "on_error is 'value', which has no error_value to take"),
-        ({"error_value": 0.0}, "on_error is 'raise', which takes none"),
+        ({"on_error": "value"}, "on_error is 'value', which needs an error_value"),
+        ({"error_value": 0.0}, "on_error is 'raise', which takes no error_value"),
         ({"on_error": "value", "error_value": math.nan}, "error_value must be finite, not nan"),
         ({"cache": -1}, "cache must be 0 or more, not -1"),
         ({"clip": (1.0, -1.0)}, r"clip must be \[lowest, highest\], not \[1.0, -1.0\]"),
