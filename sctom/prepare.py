@@ -1,8 +1,9 @@
 """Public files to sctom's JSONL: `python -m sctom.prepare NAME --source FILE --out FOLDER`.
 
 Every set is written as train.jsonl, valid.jsonl and test.jsonl in the messages format (HumanEval as
-test.jsonl only, Google's example lines as train.jsonl and valid.jsonl), beside a manifest.json with
-the hashes of what was read and written. The same source, variant and seed give the same bytes.
+test.jsonl only, Google's example lines as train.jsonl and valid.jsonl) or as pairs of answers (hh,
+graded, conflicting), beside a manifest.json with the hashes of what was read and written. The same
+source, variant and seed give the same bytes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -18,7 +20,9 @@ from sctom.readers import DataError
 from sctom.tasks import tinyworld, tinyworld_confidence
 from sctom.tasks.code import SHOWN_TESTS, prepare_humaneval, prepare_mbpp
 from sctom.tasks.google import prepare_google
+from sctom.tasks.graded import OVERLAP, prepare_graded
 from sctom.tasks.gsm8k import prepare_gsm8k
+from sctom.tasks.hh import TEST_SHARE, VALID_SHARE, prepare_hh
 from sctom.tasks.selfaware_source import prepare_selfaware
 from sctom.writers import Prepared, write
 
@@ -29,6 +33,13 @@ def _seed(text: str) -> int:
     number = int(text)
     if not 0 <= number < 2**32:
         raise argparse.ArgumentTypeError(f"expected 0 to 2**32 - 1, found {text}")
+    return number
+
+
+def _share(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"expected a share from 0 to 1, found {text}")
     return number
 
 
@@ -80,7 +91,39 @@ def build_parser() -> argparse.ArgumentParser:
     google.add_argument("--source", required=True, type=Path, help="training examples, JSONL")
     google.add_argument("--valid", type=Path, help="validation examples, JSONL")
     google.set_defaults(prepare=_google, finish=lambda arguments: None)
+    _add_pairs(sets, common)
     return parser
+
+
+def _add_pairs(sets: Any, common: argparse.ArgumentParser) -> None:
+    """The subcommands that write pairs of answers."""
+    hh = sets.add_parser("hh", parents=[common], help="more helpful or harmless: Anthropic HH")
+    hh.add_argument(
+        "--source", required=True, type=Path, nargs="+", help="JSONL files, packed or not"
+    )
+    for kind, default in (("valid", VALID_SHARE), ("test", TEST_SHARE)):
+        said = f"share of the pairs for {kind}.jsonl (default {default})"
+        hh.add_argument(f"--{kind}-share", type=_share, default=default, help=said)
+    hh.set_defaults(prepare=_hh, finish=lambda arguments: None)
+    graded = sets.add_parser(
+        "graded", parents=[common], help="answers about the invented world, graded by their utility"
+    )
+    graded.set_defaults(prepare=_graded, finish=lambda arguments: None)
+    conflicting = sets.add_parser(
+        "conflicting", parents=[common], help="the same, half of them by an opposed objective"
+    )
+    conflicting.add_argument(
+        "--overlap",
+        type=_share,
+        default=OVERLAP,
+        help=f"share of the safety pairs with a harmless wording (default {OVERLAP})",
+    )
+    conflicting.set_defaults(prepare=_conflicting, finish=lambda arguments: None)
+    for parser in (graded, conflicting):
+        parser.add_argument("--world", type=_seed, default=0, help="seed of the world (default 0)")
+        parser.add_argument(
+            "--stated", action="store_true", help="state the facts in the prompt, of new people"
+        )
 
 
 def _selfaware(arguments: argparse.Namespace) -> Prepared:
@@ -114,6 +157,30 @@ def _humaneval(arguments: argparse.Namespace) -> Prepared:
 
 def _google(arguments: argparse.Namespace) -> Prepared:
     return prepare_google(arguments.source, valid=arguments.valid, seed=arguments.seed)
+
+
+def _hh(arguments: argparse.Namespace) -> Prepared:
+    return prepare_hh(
+        arguments.source,
+        seed=arguments.seed,
+        valid_share=arguments.valid_share,
+        test_share=arguments.test_share,
+    )
+
+
+def _graded(arguments: argparse.Namespace) -> Prepared:
+    world = tinyworld.make_world(arguments.world)
+    return prepare_graded(world, seed=arguments.seed, stated=arguments.stated)
+
+
+def _conflicting(arguments: argparse.Namespace) -> Prepared:
+    return prepare_graded(
+        tinyworld.make_world(arguments.world),
+        seed=arguments.seed,
+        objectives=("helpful", "safe"),
+        overlap=arguments.overlap,
+        stated=arguments.stated,
+    )
 
 
 def _tinyworld_model(arguments: argparse.Namespace) -> None:

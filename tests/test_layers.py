@@ -17,6 +17,7 @@ SHARED = {"objectives", "batch", "shapes", "seeds", "checks"} | {
     "readers",
     "writers",
     "selection",
+    "preferences",
     "assets",
 }
 ENTRIES = {"fit", "merge", "validate", "sample", "evaluate", "prepare", "rounds", "report"}

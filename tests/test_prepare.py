@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from sctom.preferences import read_preferences
 from sctom.prepare import main
 from sctom.readers import check_messages, read_jsonl
 
@@ -121,3 +122,39 @@ def test_it_is_a_module_to_run():
     arguments = [sys.executable, "-m", "sctom.prepare", "selfaware", "--help"]
     ended = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert "--allow-other-counts" in ended.stdout
+
+
+def test_hh(tmp_path, capsys):
+    asked = "\n\nHuman: Is {} prime?\n\nAssistant: "
+    rows = [{"chosen": asked.format(n) + "Yes", "rejected": asked.format(n)} for n in range(20)]
+    for row in rows[1:]:
+        row["rejected"] += "No"
+    for name, part in (("helpful.jsonl", rows[:9]), ("harmless.jsonl", rows[9:])):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in part))
+    sources = [str(tmp_path / name) for name in ("helpful.jsonl", "harmless.jsonl")]
+    shares = ["--valid-share", "0.2", "--test-share", "0.3"]
+    main(["hh", "--source", *sources, "--out", str(tmp_path / "hh"), *shares])
+    names = ("train.jsonl", "valid.jsonl", "test.jsonl")
+    pairs = [read_preferences(tmp_path / "hh" / name) for name in names]
+    assert [len(part) for part in pairs] == [9, 4, 6]  # of 19: round(3.8), round(5.7)
+    assert sorted(pair.is_safety for part in pairs for pair in part) == [False] * 8 + [True] * 11
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "1 of 20 rows are no pair (1 empty): dropped.jsonl" in printed
+    assert "expected a share from 0 to 1, found 20" in failure(
+        capsys, ["hh", "--source", *sources, "--out", str(tmp_path / "x"), "--test-share", "20"]
+    )
+
+
+def test_graded_and_conflicting(tmp_path, capsys):
+    main(["graded", "--out", str(tmp_path / "graded"), "--seed", "4", "--stated"])
+    main(["conflicting", "--out", str(tmp_path / "both"), "--overlap", "0"])
+    printed = capsys.readouterr().out
+    assert "set graded, seed 4" in printed
+    assert "set conflicting, seed 0" in printed
+    first = read_preferences(tmp_path / "graded" / "test.jsonl")
+    assert " ".join(first[0].columns["facts"]) in first[0].prompt[0]["content"]
+    both = read_preferences(tmp_path / "both" / "train.jsonl")
+    assert {(p.is_safety, p.prompt[0]["content"].split()[0]) for p in both} == {
+        (False, "Describe"),
+        (True, "Who"),
+    }
