@@ -65,11 +65,16 @@ class Row:
     reward: float = float("nan")
     """Weighted sum of the rewards; NaN: no reward at all."""
     compared: float | None = None
-    """What advantages compare, where that is not the weighted sum."""
+    """What advantages compare, where that is not the weighted sum; see `signal`."""
     advantage: float = 0.0
     """Group-relative advantage; 0 where there was no reward."""
     counted: bool = True
     """Whether it takes part in updates: in the sums of the loss and in what they are divided by."""
+
+    @property
+    def signal(self) -> float:
+        """What advantages compare; NaN: nothing."""
+        return self.reward if self.compared is None else self.compared
 
 
 @dataclass
@@ -127,7 +132,7 @@ def row_value(row: Row, metric: str, *, setting: str) -> float:
         ValueError: there is no reward of that name.
     """
     if metric == "reward":
-        return row.reward if row.compared is None else row.compared
+        return row.signal
     if metric not in row.rewards:
         names = ", ".join(["reward", *row.rewards])
         raise ValueError(f"{setting} is {metric!r}, which no reward is called; set it to {names}")

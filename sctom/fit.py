@@ -21,11 +21,6 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from safetensors import SafetensorError
 
 # Imported so that a config may name these classes without their path.
-import sctom.callbacks
-import sctom.data
-import sctom.modules
-import sctom.objectives
-import sctom.rewards  # noqa: F401
 from sctom.callbacks.checkpoint import checkpoints, settle
 from sctom.data import DialogueData, PromptData
 from sctom.hints import HintingParser

@@ -130,9 +130,15 @@ def validate(cli: FitCLI, arguments: argparse.Namespace) -> Report:
     if scored:
         opened = _opened(module.tokenizer.decode(prompts[0].ids))
         real = bool(arguments.responses or arguments.sample)
-        raw = module.aggregation == "sum_then_normalize"
-        sizes = [len(group) for group in groups]
-        findings += judge(scored, sizes, columns, real=real, opened=opened, summed_raw=raw)
+        findings += judge(
+            scored,
+            [len(group) for group in groups],
+            columns,
+            real=real,
+            opened=opened,
+            summed_raw=module.aggregation == "sum_then_normalize",
+            max_failures=module.reward_health.max_failures,
+        )
     for one in scored:
         if one.reward.cache and not one.troubles:
             told = judge_cached(one.reward.name, *same_again(one, groups, **limits))

@@ -96,3 +96,36 @@ def test_each_reward_by_itself(config, monkeypatch):
 
 def words(completions):
     return [float(len(completion[0]["content"].split())) for completion in completions]
+
+
+def test_a_completion_nobody_can_judge_is_no_reason_to_refuse_a_run(config, monkeypatch):
+    shy = {"class_path": "FunctionReward", "init_args": {"path": "tests.test_rewards_in_a_run:shy"}}
+    cli = build_and_fit(edited(config, model__init_args__rewards=[shy]), monkeypatch)
+    assert cli.model.progress.iteration == 2
+
+
+def shy(completions, prompts):
+    """No opinion on the first prompt of the data."""
+    first = "of one ?" in prompts[0][-1]["content"]
+    return [None if first else float(len(c[0]["content"])) for c in completions]
+
+
+def test_what_the_self_check_scores_is_none_of_the_run(config, monkeypatch):
+    """A window of four would be full of its errors before the first iteration."""
+    broken_once = {
+        "class_path": "FunctionReward",
+        "init_args": {"path": "tests.test_rewards_in_a_run:flaky", "on_error": "abstain"},
+    }
+    health = {"class_path": "RewardHealth", "init_args": {"max_failures": 1.0, "window": 100}}
+    changes = {
+        "model__init_args__rewards": [broken_once, {"class_path": "SelfAware"}],
+        "model__init_args__reward_health": health,
+        "trainer__callbacks": CALLBACKS,
+    }
+    cli = build_and_fit(edited(config, **changes), monkeypatch)
+    rows = 2 * 3 * 4  # iterations, prompts, completions
+    assert len(cli.model.reward_health.state_dict()["flaky"]) == rows
+
+
+def flaky(completions):
+    raise OSError("not now")

@@ -229,6 +229,30 @@ def test_a_planted_fault_is_found(check, tagged_prompts, name):
     assert f"{level}: {code}: " in said
 
 
+HALF = (
+    "def f(completions):\n"
+    "    if len(completions) > 1 or not completions[0][-1]['content']:\n"
+    "        raise ValueError('empty')\n"
+    "    return [0.0]\n"
+)
+
+
+def test_an_error_hides_no_other_finding(check):
+    status, found, said = check(HALF, rewards=[function(on_error="abstain")])
+    assert {"raises", "constant"} <= found.keys() and "ValueError: empty" in said
+    assert "mend what it says, or these rows" in said
+    assert status == int(found["constant"][0] == "failure")
+
+
+def test_a_value_for_errors_is_what_a_run_sees(check, tmp_path):
+    report = tmp_path / "report.json"
+    settings = function(on_error="value", error_value=-1.0)
+    _, found, _ = check(HALF, "--json", str(report), rewards=[settings])
+    table = json.loads(report.read_text())["rewards"]["f"]
+    assert (table["low"], table["high"], table["abstained"]) == (-1.0, 0.0, 0)
+    assert "constant" not in found
+
+
 @pytest.mark.parametrize(
     ("source", "rewards", "message"),
     [

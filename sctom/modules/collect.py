@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sctom.batch import Prompt, Rollout, Row, interleave, row_value
+from sctom.batch import Prompt, Rollout, Row, interleave
 from sctom.modules.fill import charge_kl, fill_logps
 from sctom.modules.groups import Group, is_dead, leave_out, select
 from sctom.modules.metrics import Means, advantage_metrics, refuse_taken_names, rollout_metrics
@@ -195,8 +195,7 @@ class Collector:
 
 def compare(module: PolicyModule, rollout: Rollout) -> None:
     """Fill in the advantages; those scaled by the batch need the rewards of all ranks."""
-    values = [row_value(row, "reward", setting="") for row in rollout.rows]
-    rewards = torch.tensor(values, dtype=torch.float64)
+    rewards = torch.tensor([row.signal for row in rollout.rows], dtype=torch.float64)
     rewards = rewards.view(-1, module.group_size)
     everywhere = gathered(module, rewards).view(-1, module.group_size)
     advantages = module.bound.advantages(everywhere)

@@ -220,6 +220,7 @@ def reward_check(module: PolicyModule, rows: Sequence[Row], prompts: Sequence[Pr
     of which nobody can judge says nothing about a run: rewards may abstain.
     """
     probes = [_probe(module, prompt, rows, number) for number, prompt in enumerate(prompts[:8])]
+    seen = module.reward_health.state_dict()
     if module.overlap_rewards:  # in the thread the run will use: some functions cannot
         with RewardThread(partial(module.start_rewards, group_size=1)) as thread:
             for probe in probes:
@@ -228,6 +229,8 @@ def reward_check(module: PolicyModule, rows: Sequence[Row], prompts: Sequence[Pr
     else:
         for probe in probes:
             module.score_rewards([probe], 1)
+    module.reward_health.load_state_dict(seen)  # these completions are none of the run's
+    module.reward_health.metrics()
     judged = [p for p in probes if any(value is not None for value in p.rewards.values())]
     shown = judged[0] if judged else probes[0]
     errors = {

@@ -6,7 +6,6 @@ are `concurrent` in threads of their own.
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import inspect
@@ -112,7 +111,7 @@ class Call:
 def _key(values: object, row: int) -> Any:
     """A hash of values; for those that cannot be pickled something that equals nothing else."""
     try:
-        return hashlib.sha256(pickle.dumps(copy.deepcopy(values))).digest()
+        return hashlib.sha256(pickle.dumps(values)).digest()
     except Exception:
         return object(), row
 

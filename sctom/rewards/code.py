@@ -9,7 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, Literal, get_args
 
-from sctom.rewards.base import Failure, OnError, Reward, RewardError, completion_text
+from sctom.rewards.base import (
+    Failure,
+    OnError,
+    Reward,
+    RewardError,
+    completion_text,
+)
 from sctom.rewards.code_grading import Grade, grade
 from sctom.rewards.code_tests import CannotJudge, Tests, humaneval_tests, mbpp_tests, program_of
 from sctom.sandbox import Sandbox, SandboxUnavailable
@@ -35,12 +41,7 @@ class CodeReward(Reward):
         seconds: wall-clock limit for a program's own text, and again for all calls of it.
         at_once: most programs that are judged at a time; each has two processes.
         sandbox: None is `Sandbox()`: the best that works here.
-        weight: factor in the weighted sum.
-        name: metric key.
-        on_error: what becomes of a `Failure`.
-        error_value: for `on_error: value`.
-        cache: most values that are kept.
-        clip: see `Reward`.
+        settings: `weight`, `name`, `on_error`, `error_value`, `cache` and `clip` of `Reward`.
 
     Raises:
         RewardError: a setting is out of range.
@@ -61,21 +62,9 @@ class CodeReward(Reward):
         seconds: float = 10.0,
         at_once: int = 2,
         sandbox: Sandbox | None = None,
-        weight: float = 1.0,
-        name: str | None = None,
-        on_error: OnError | None = None,
-        error_value: float | None = None,
-        cache: int = 0,
-        clip: tuple[float, float] | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            weight=weight,
-            name=name,
-            on_error=on_error,
-            error_value=error_value,
-            cache=cache,
-            clip=clip,
-        )
+        super().__init__(**settings)
         if score not in get_args(Score):
             raise RewardError(f"score must be one of {', '.join(get_args(Score))}, not {score!r}")
         if not 0 < seconds < 3600:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sctom.rewards.base import OnError, Reward, Values, completion_text
+from sctom.rewards.base import Reward, Values, completion_text
 from sctom.rewards.first_message import first_content
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -72,12 +72,7 @@ class ThinkFormatReward(Reward):
     Args:
         strict: without TRL's traps.
         prefilled: strict only: the prompt ends with `<think>`.
-        weight: see `Reward`, and so for the others.
-        name: metric key.
-        on_error: what becomes of a completion that is no text.
-        error_value: for on_error "value".
-        cache: values kept.
-        clip: see `Reward`.
+        settings: `weight`, `name`, `on_error`, `error_value`, `cache` and `clip` of `Reward`.
 
     Raises:
         ValueError: prefilled without strict.
@@ -90,22 +85,9 @@ class ThinkFormatReward(Reward):
         self,
         strict: bool = False,
         prefilled: bool = False,
-        *,
-        weight: float = 1.0,
-        name: str | None = None,
-        on_error: OnError | None = None,
-        error_value: float | None = None,
-        cache: int = 0,
-        clip: tuple[float, float] | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            weight=weight,
-            name=name,
-            on_error=on_error,
-            error_value=error_value,
-            cache=cache,
-            clip=clip,
-        )
+        super().__init__(**settings)
         self.strict, self.prefilled = strict, prefilled
         think_format_reward([], strict=strict, prefilled=prefilled)  # refuses what makes no sense
 

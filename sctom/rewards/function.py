@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from sctom.readers import nearest
 from sctom.rewards import loop
-from sctom.rewards.base import OnError, Reward, RewardError
+from sctom.rewards.base import Reward, RewardError
 from sctom.rewards.workers import importable, shared_workers
 
 NOT_IN_A_WORKER = {"trainer_state", "log_extra", "log_metric"}
@@ -24,19 +24,15 @@ class FunctionReward(Reward):
     Args:
         path: "my_file.my_reward" or "package.module:my_reward"; or, outside a config, the function
             itself.
-        weight: factor in the weighted sum.
         arguments: for a factory such as TRL's get_cosine_scaled_reward: the reward is what the
             factory returns for these keyword arguments. None: `path` is the reward itself.
-        name: metric key; by default the last part of the path.
         concurrent: the function may be called from several threads at once.
         row_seconds: score each completion by a call of its own (every argument is a list of one),
             in a worker process that is killed after so many seconds; an error or a hang is then
             that of one completion. The function must be importable and has no `trainer_state`,
             `log_extra` or `log_metric` there. None: one call, here, without a limit.
-        on_error: see `Reward`; with `row_seconds` the default is "abstain".
-        error_value: see `Reward`.
-        cache: see `Reward`.
-        clip: see `Reward`.
+        settings: `weight`, `name` (by default the last part of the path), `on_error` (with
+            `row_seconds` by default "abstain"), `error_value`, `cache` and `clip` of `Reward`.
 
     Raises:
         RewardError: nothing callable is found, the factory does not take `arguments`, or the
@@ -55,26 +51,17 @@ sctom.rewards.selfaware has no 'selfaware_reward'. Did you mean 'selfaware_rewar
         self,
         path: str | Callable[..., Any],
         *,
-        weight: float = 1.0,
         arguments: dict[str, Any] | None = None,
-        name: str | None = None,
         concurrent: bool = False,
         row_seconds: float | None = None,
-        on_error: OnError | None = None,
-        error_value: float | None = None,
-        cache: int = 0,
-        clip: tuple[float, float] | None = None,
+        **settings: Any,
     ) -> None:
         found = _find(path) if isinstance(path, str) else path
         place = path if isinstance(path, str) else _own_name(path)
-        super().__init__(
-            weight=weight,
-            name=name or re.split("[.:]", place)[-1],
-            on_error=on_error or ("raise" if row_seconds is None else "abstain"),
-            error_value=error_value,
-            cache=cache,
-            clip=clip,
-        )
+        if row_seconds is not None:
+            self.default_on_error = "abstain"
+        self.name = re.split("[.:]", place)[-1]
+        super().__init__(**settings)
         self.function = _prepared(found, arguments, place)
         self.concurrent = concurrent or row_seconds is not None
         self.row_seconds = row_seconds

@@ -11,8 +11,8 @@ from typing import Any
 from sctom.rewards.base import Failure, OnError, Reward, completion_text
 from sctom.rewards.google.example import content_from_text, example_from_messages
 from sctom.rewards.remote import (
+    BAD_ROW,
     WAITS,
-    RemoteError,
     address,
 )
 from sctom.rewards.service import RewardService, Scored
@@ -39,12 +39,7 @@ class HttpReward(Reward):
         waits: seconds before each further try.
         at_once: most requests that go on at a time.
         key_env: environment variable with a token that is sent as `Authorization: Bearer ...`.
-        weight: factor in the weighted sum.
-        name: metric key.
-        on_error: what becomes of a `Failure`.
-        error_value: for `on_error: value`.
-        cache: most values that are kept.
-        clip: see `Reward`.
+        settings: `weight`, `name`, `on_error`, `error_value`, `cache` and `clip` of `Reward`.
 
     Raises:
         RewardError: the address or a number cannot be used.
@@ -65,21 +60,9 @@ class HttpReward(Reward):
         waits: list[float] | None = None,
         at_once: int = 16,
         key_env: str | None = None,
-        weight: float = 1.0,
-        name: str | None = None,
-        on_error: OnError | None = None,
-        error_value: float | None = None,
-        cache: int = 0,
-        clip: tuple[float, float] | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            weight=weight,
-            name=name,
-            on_error=on_error,
-            error_value=error_value,
-            cache=cache,
-            clip=clip,
-        )
+        super().__init__(**settings)
         self.references = references
         self.service = RewardService(
             url,
@@ -139,8 +122,8 @@ class HttpReward(Reward):
                 example = example_from_messages(prompt, references_of(row, self.references))
             response = content_from_text(completion_text(completion))
             return await self.service.score(example, response, step)
-        except (RemoteError, ValueError, TypeError, KeyError, AttributeError) as error:
-            return Failure(str(error) or type(error).__name__)  # a bad row is that row's error
+        except BAD_ROW as error:
+            return Failure(f"{error}" or type(error).__name__)
 
 
 def references_of(row: Mapping[str, Any], columns: Sequence[str] | None) -> dict[str, str]:

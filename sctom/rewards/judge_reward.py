@@ -9,13 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from sctom.rewards.base import Failure, OnError, Reward, RewardError, completion_text
+from sctom.rewards.base import (
+    Failure,
+    OnError,
+    Reward,
+    RewardError,
+    completion_text,
+)
 from sctom.rewards.google.outcome import ScoreError
 from sctom.rewards.google.parse import Parser
 from sctom.rewards.google.schema import Parse
 from sctom.rewards.http_reward import references_of, signature_with
 from sctom.rewards.judge import CheckedJudge, Judge
-from sctom.rewards.remote import RemoteError
+from sctom.rewards.remote import BAD_ROW
 from sctom.rewards.templates import check_template, fill
 
 _PLACEHOLDERS = ("prompt", "response", "system_instruction", "references")
@@ -44,12 +50,7 @@ class JudgeReward(Reward):
         expected: the text of a good judgement; null reads a number.
         right: for the expected text.
         wrong: for every other text.
-        weight: factor in the weighted sum.
-        name: metric key.
-        on_error: what becomes of a `Failure`.
-        error_value: for `on_error: value`.
-        cache: most values that are kept.
-        clip: see `Reward`.
+        settings: `weight`, `name`, `on_error`, `error_value`, `cache` and `clip` of `Reward`.
 
     Raises:
         RewardError: a setting is out of range; the template or the pattern cannot be used.
@@ -69,21 +70,9 @@ class JudgeReward(Reward):
         expected: str | None = None,
         right: float = 1.0,
         wrong: float = 0.0,
-        weight: float = 1.0,
-        name: str | None = None,
-        on_error: OnError | None = None,
-        error_value: float | None = None,
-        cache: int = 0,
-        clip: tuple[float, float] | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            weight=weight,
-            name=name,
-            on_error=on_error,
-            error_value=error_value,
-            cache=cache,
-            clip=clip,
-        )
+        super().__init__(**settings)
         if not 1 <= count <= 32:
             raise RewardError(f"count must be from 1 to 32, not {count}")
         if least is not None and not 1 <= least <= count:
@@ -152,8 +141,8 @@ class JudgeReward(Reward):
         try:
             question = self._question(prompt, completion, row)
             return await self.judge.replies([{"role": "user", "content": question}], self.count)
-        except (RemoteError, ValueError, TypeError, KeyError, AttributeError) as error:
-            return Failure(str(error) or type(error).__name__)  # a bad row is that row's error
+        except BAD_ROW as error:
+            return Failure(f"{error}" or type(error).__name__)
 
     def _question(self, prompt: Any, completion: Any, row: Mapping[str, Any]) -> str:
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sctom.rewards.base import OnError, Reward, RewardError
+from sctom.rewards.base import Reward, RewardError
 
 
 def get_repetition_penalty_reward(
@@ -131,12 +131,7 @@ class RepetitionPenalty(Reward):
     Args:
         ngram_size: n.
         max_penalty: value that a completion of one repeated n-gram approaches; at most 0.
-        weight: see `Reward`, and so for the others.
-        name: metric key, by default TRL's.
-        on_error: what becomes of ids that are no integers.
-        error_value: for on_error "value".
-        cache: values kept.
-        clip: see `Reward`.
+        settings: `weight`, `name`, `on_error`, `error_value`, `cache` and `clip` of `Reward`.
 
     >>> RepetitionPenalty(ngram_size=2)([[5, 5, 5, 5, 5]])
     [-0.75]
@@ -148,22 +143,9 @@ class RepetitionPenalty(Reward):
         self,
         ngram_size: int = 3,
         max_penalty: float = -1.0,
-        *,
-        weight: float = 1.0,
-        name: str | None = None,
-        on_error: OnError | None = None,
-        error_value: float | None = None,
-        cache: int = 0,
-        clip: tuple[float, float] | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            weight=weight,
-            name=name,
-            on_error=on_error,
-            error_value=error_value,
-            cache=cache,
-            clip=clip,
-        )
+        super().__init__(**settings)
         self.penalty = get_repetition_penalty_reward(ngram_size, max_penalty, strict=True)
 
     def __call__(self, completion_ids: Sequence[Any]) -> list[float]:
@@ -177,12 +159,7 @@ class SoftOverlongPunishment(Reward):
     Args:
         max_completion_len: the limit, in tokens.
         soft_punish_cache: so many tokens before it the punishment begins; 0 for a step.
-        weight: see `Reward`, and so for the others.
-        name: metric key, by default TRL's.
-        on_error: as for every reward.
-        error_value: for on_error "value".
-        cache: values kept.
-        clip: see `Reward`.
+        settings: `weight`, `name`, `on_error`, `error_value`, `cache` and `clip` of `Reward`.
 
     >>> SoftOverlongPunishment(max_completion_len=100, soft_punish_cache=20)([[1] * 90])
     [-0.5]
@@ -194,22 +171,9 @@ class SoftOverlongPunishment(Reward):
         self,
         max_completion_len: int,
         soft_punish_cache: int,
-        *,
-        weight: float = 1.0,
-        name: str | None = None,
-        on_error: OnError | None = None,
-        error_value: float | None = None,
-        cache: int = 0,
-        clip: tuple[float, float] | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            weight=weight,
-            name=name,
-            on_error=on_error,
-            error_value=error_value,
-            cache=cache,
-            clip=clip,
-        )
+        super().__init__(**settings)
         self.punish = get_soft_overlong_punishment(
             max_completion_len, soft_punish_cache, strict=True
         )

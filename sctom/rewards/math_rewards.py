@@ -25,12 +25,7 @@ class AccuracyReward(Reward):
     Args:
         strict: without TRL's traps.
         seconds: deadline of an answer.
-        weight: see `Reward`, and so for the others.
-        name: metric key.
-        on_error: by default an answer that cannot be graded abstains.
-        error_value: for on_error "value".
-        cache: values kept.
-        clip: see `Reward`.
+        settings: `weight`, `name`, `on_error`, `error_value`, `cache` and `clip` of `Reward`.
 
     >>> AccuracyReward(strict=True)([r"\boxed{2\sqrt{5}}"], [r"2\sqrt{5}"])
     [1.0]
@@ -43,22 +38,9 @@ class AccuracyReward(Reward):
         self,
         strict: bool = False,
         seconds: float = SECONDS,
-        *,
-        weight: float = 1.0,
-        name: str | None = None,
-        on_error: OnError | None = None,
-        error_value: float | None = None,
-        cache: int = 0,
-        clip: tuple[float, float] | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            weight=weight,
-            name=name,
-            on_error=on_error,
-            error_value=error_value,
-            cache=cache,
-            clip=clip,
-        )
+        super().__init__(**settings)
         self.strict, self.seconds = strict, _checked_seconds(seconds)
 
     def __call__(
@@ -80,12 +62,7 @@ class ReasoningAccuracyReward(AccuracyReward):
         reasoning_delimiters: what ends the reasoning; `</think>` by default.
         strict: without TRL's traps.
         seconds: deadline of an answer.
-        weight: see `Reward`, and so for the others.
-        name: metric key.
-        on_error: by default an answer that cannot be graded abstains.
-        error_value: for on_error "value".
-        cache: values kept.
-        clip: see `Reward`.
+        settings: `weight`, `name`, `on_error`, `error_value`, `cache` and `clip` of `Reward`.
 
     >>> ReasoningAccuracyReward()([r"<think> 2+2 </think> \boxed{4}"], ["4"])
     [1.0]
@@ -96,23 +73,12 @@ class ReasoningAccuracyReward(AccuracyReward):
         reasoning_delimiters: list[str] | None = None,
         strict: bool = False,
         seconds: float = SECONDS,
-        *,
-        weight: float = 1.0,
-        name: str | None = None,
-        on_error: OnError | None = None,
-        error_value: float | None = None,
-        cache: int = 0,
-        clip: tuple[float, float] | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__(
             strict,
             seconds,
-            weight=weight,
-            name=name,
-            on_error=on_error,
-            error_value=error_value,
-            cache=cache,
-            clip=clip,
+            **settings,
         )
         given = DELIMITERS if reasoning_delimiters is None else reasoning_delimiters
         check_delimiters(given)
@@ -147,12 +113,7 @@ class CosineScaledReward(AccuracyReward):
         max_value_correct: value of the shortest right completion.
         strict: without TRL's traps.
         seconds: deadline of an answer.
-        weight: see `Reward`, and so for the others.
-        name: metric key.
-        on_error: by default an answer that cannot be graded abstains.
-        error_value: for on_error "value".
-        cache: values kept.
-        clip: see `Reward`.
+        settings: `weight`, `name`, `on_error`, `error_value`, `cache` and `clip` of `Reward`.
 
     >>> CosineScaledReward(max_len=100)([r"\boxed{3}"], ["3"], [[1] * 50])
     [0.75]
@@ -167,23 +128,12 @@ class CosineScaledReward(AccuracyReward):
         max_value_correct: float = 1.0,
         strict: bool = False,
         seconds: float = SECONDS,
-        *,
-        weight: float = 1.0,
-        name: str | None = None,
-        on_error: OnError | None = None,
-        error_value: float | None = None,
-        cache: int = 0,
-        clip: tuple[float, float] | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__(
             strict,
             seconds,
-            weight=weight,
-            name=name,
-            on_error=on_error,
-            error_value=error_value,
-            cache=cache,
-            clip=clip,
+            **settings,
         )
         values = (min_value_wrong, max_value_wrong, min_value_correct, max_value_correct)
         check_cosine(max_len, values)

@@ -38,6 +38,10 @@ class RemoteError(RuntimeError):
     """A server gave no usable answer; the message names it, and what it did."""
 
 
+BAD_ROW = (RemoteError, ValueError, TypeError, KeyError, AttributeError)
+"""What becomes an error of one completion: no answer, or data of its row that cannot be sent."""
+
+
 class _TryAgain(Exception):
     """What may pass: no connection, no answer in time, a server that is busy or broken."""
 

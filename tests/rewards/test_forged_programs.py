@@ -8,8 +8,8 @@ from sctom.rewards.code import CodeReward
 from sctom.rewards.google import GoogleReward
 from sctom.sandbox import Limits, Sandbox, SandboxUnavailable
 from tests.rewards.forgeries import FORGERIES
+from tests.sandbox.levels import LEVELS
 
-LEVELS = ("bubblewrap", "landlock", "seatbelt")
 LIMITS = Limits(seconds=2.0, memory_mib=320, output_bytes=200_000, disk_mib=8)
 ANSWERS = {1: 614_973, 2: 827_351, 3: 936_127, 4: 714_263}
 

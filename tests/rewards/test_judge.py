@@ -344,3 +344,20 @@ def test_a_real_server_replies_and_gives_logprobs(mlx_server: str) -> None:
     results = run_rewards([reward], ["Where does Kalomi live?"], ["Berlin"], [[1]], {})
     assert results.errors["judge_reward"] == {}
     assert -1.0 <= results.values["judge_reward"][0] <= 1.0
+
+
+def test_a_key_that_a_server_sends_back_with_success_is_in_no_error(monkeypatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "secret-key-123")
+    said = {"error": {"message": "incorrect key secret-key-123"}}
+    with Loopback(reply(said)) as server, pytest.raises(JudgeError) as failed:
+        ask(server, key_env="JUDGE_KEY")
+    assert "secret" not in str(failed.value) and "***" in str(failed.value)
+
+
+def test_a_row_that_cannot_be_asked_about_is_an_error_of_that_row() -> None:
+    with Loopback(chat("1.0")) as server:
+        judge = JudgeReward(endpoint(server), "{{response}} {{references.answer}}", count=1)
+        columns = {"references": [{"answer": "4"}, "no object"]}
+        results = run_rewards([judge], ["Q"] * 2, ["a", "b"], [[1]] * 2, columns)
+    assert results.values == {"judge_reward": [1.0, None]}
+    assert set(results.errors["judge_reward"]) == {1}

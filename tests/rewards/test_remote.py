@@ -314,3 +314,15 @@ def test_the_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(RewardError, match=next(iter(settings))):
         HttpReward("http://127.0.0.1:9/", **settings)
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_a_token_is_hidden_before_anything_is_cut_off(monkeypatch, status) -> None:
+    """The token stands where the text that is shown ends."""
+    monkeypatch.setenv("SCORER_KEY", "sekret-token-123456")
+    body = b"x" * 190 + b"sekret-token-123456"
+    with Loopback(reply(body, status)) as server:
+        reward = HttpReward(server.url, key_env="SCORER_KEY", waits=[])
+        results = run_rewards([reward], ["Q"], ["a"], [[1]], {})
+    (said,) = results.errors["http_reward"].values()
+    assert "sekret" not in said

@@ -14,9 +14,9 @@ from sctom.sandbox.folder import DEPTH, FILES, directory_gauge, remove, removed_
 from tests.sandbox.arena import SECRET, Arena
 from tests.sandbox.attacks import ATTACKS, SHORT
 from tests.sandbox.campaign import UnconfinedError, campaign, foreign, probe
+from tests.sandbox.levels import LEVELS
 from tests.sandbox.watch import Watch, catch_signals
 
-LEVELS = ("bubblewrap", "landlock", "seatbelt")
 NAMES = [attack.name for attacks in ATTACKS.values() for attack in attacks]
 BUGS = ("NameError", "TypeError", "AttributeError", "IndexError", "KeyError", "SyntaxError")
 

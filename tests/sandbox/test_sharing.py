@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from sctom.sandbox import CodeError, Limits, Sandbox, SandboxUnavailable
+from tests.sandbox.levels import LEVELS
 
 LIMITS = Limits(seconds=20.0, memory_mib=320, disk_mib=8)
 
@@ -63,7 +64,7 @@ def read(path):
 REFUSED = ("FileNotFoundError", "PermissionError", "ProcessLookupError")
 
 
-@pytest.fixture(params=["bubblewrap", "landlock", "seatbelt"])
+@pytest.fixture(params=LEVELS)
 def sandbox(request):
     found = Sandbox(level=request.param, limits=LIMITS, libraries=False)
     try:

@@ -13,7 +13,13 @@ from typing import Any
 
 from sctom.readers import DataError
 from sctom.rewards import loop
-from sctom.rewards.base import Failure, OnError, Reward, RewardError, completion_text
+from sctom.rewards.base import (
+    Failure,
+    OnError,
+    Reward,
+    RewardError,
+    completion_text,
+)
 from sctom.rewards.google.config import read_config
 from sctom.rewards.google.example import (
     Content,
@@ -56,12 +62,7 @@ class GoogleReward(Reward):
         at_once: most completions that are scored at a time; of sandboxes, no more than processors.
         retries: further tries of an `evaluate` that is too slow.
         job_id: the id of the tuning job that a service is told.
-        weight: factor in the weighted sum with other rewards of the run.
-        name: metric key.
-        on_error: what becomes of a `Failure`.
-        error_value: for `on_error: value`.
-        cache: most values that are kept.
-        clip: see `Reward`.
+        settings: `weight`, `name`, `on_error`, `error_value`, `cache` and `clip` of `Reward`.
 
     Raises:
         RewardError: the config is not one; the message begins with the path in the JSON.
@@ -89,21 +90,9 @@ class GoogleReward(Reward):
         at_once: int = 16,
         retries: int = 3,
         job_id: int = 0,
-        weight: float = 1.0,
-        name: str | None = None,
-        on_error: OnError | None = None,
-        error_value: float | None = None,
-        cache: int = 0,
-        clip: tuple[float, float] | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            weight=weight,
-            name=name,
-            on_error=on_error,
-            error_value=error_value,
-            cache=cache,
-            clip=clip,
-        )
+        super().__init__(**settings)
         if retries < 0:
             raise RewardError(f"retries must be 0 or more, not {retries}")
         if judge_seconds is not None and not 0 < judge_seconds < math.inf:

@@ -101,7 +101,7 @@ def _score_group(
     scored.values += results.values[scored.reward.name]
     for offset, told in errors.items():
         code = "not-finite" if told.startswith("gave ") else "raises"
-        scored.values[start + offset] = None
+        scored.values[start + offset] = scored.reward.error_value  # None but with on_error: value
         scored.troubles[start + offset] = Trouble(code, told)
     error_column = f"{scored.reward.name}/error"  # `troubles` has them
     noted = {name: column for name, column in results.extra.items() if name != error_column}

@@ -60,6 +60,7 @@ def judge(
     real: bool,
     opened: str = "",
     summed_raw: bool = True,
+    max_failures: float = 0.8,
 ) -> list[Finding]:
     """All that the values of the rewards tell.
 
@@ -70,12 +71,14 @@ def judge(
         real: the completions were sampled or given, so that groups are those of a run.
         opened: a tag that the chat template has opened in front of the completions, "" for none.
         summed_raw: rewards are added up as they are, so that one may drown another.
+        max_failures: share of errors at which the run stops.
     """
     summed = totals(scored, sizes)
     found: list[Finding] = []
     for one in scored:
-        troubles = list(_troubles(one))
-        found += troubles or list(_values(one, scored, columns, real, opened))
+        found += _troubles(one, max_failures)
+        if not one.troubles or numbers(one.values):
+            found += _values(one, scored, columns, real, opened)
     found += _empty_gold(scored, columns)
     if real:
         found += _groups(summed, sizes)
@@ -85,17 +88,17 @@ def judge(
     return [*found, *(_drowned(scored) if summed_raw else [])]
 
 
-def _troubles(one: Scored) -> Iterator[Finding]:
+def _troubles(one: Scored, max_failures: float) -> Iterator[Finding]:
     """What came back as no value at all, and what a reward did besides."""
     name = one.reward.name
     for code in dict.fromkeys(trouble.code for trouble in one.troubles.values()):
         rows = [row for row, trouble in one.troubles.items() if trouble.code == code]
-        said = one.troubles[rows[0]].message
+        said = one.troubles[rows[0]].message.partition("\n")[0]  # the table has all of it
         share = len(rows) / len(one.cases)
         case = one.cases[rows[0]]
         example = f"first: {case.place}, completion {case.completion!r:.60}"
         policy = one.reward.on_error
-        fatal = code == "wrong-count" or policy == "raise" or share >= SHARE
+        fatal = code == "wrong-count" or policy == "raise" or share >= max_failures
         happens = "the run would stop" if fatal else f"the run goes on (on_error: {policy})"
         if code == "hangs":
             remedy = "give it a timeout of its own, or let workers that can be killed compute it"
@@ -103,6 +106,8 @@ def _troubles(one: Scored) -> Iterator[Finding]:
             yield Finding("failure", code, told, name)
             continue
         remedy = "mend the reward, or let it return None for what it cannot judge"
+        if policy != "raise":
+            remedy = "mend what it says, or these rows of the data"
         count = f"{len(rows)} of {len(one.cases)} completions ({example})"
         level: Level = "failure" if fatal else "warning"
         yield Finding(level, code, f"{said}; for {count}, so {happens}; {remedy}", name)
@@ -116,7 +121,7 @@ def _values(
     opened: str,
 ) -> Iterator[Finding]:
     name, spoken = one.reward.name, numbers(one.values)
-    silent = len(one.values) - len(spoken)
+    silent = sum(v is None for row, v in enumerate(one.values) if row not in one.troubles)
     if not spoken:
         told = (
             f"it abstains on all {len(one.values)} completions, so it takes no part in the run; "

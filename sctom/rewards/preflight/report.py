@@ -42,7 +42,7 @@ class Report:
     @property
     def summaries(self) -> dict[str, Summary]:
         """Of each reward, and of the total."""
-        each = {one.reward.name: Summary.of(one.values, len(one.troubles)) for one in self.scored}
+        each = {one.reward.name: Summary.of(one.values, one.troubles) for one in self.scored}
         return {**each, "total": Summary.of(totals(self.scored, self.sizes))}
 
     def as_json(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 
@@ -26,14 +26,19 @@ class Summary:
     errors: int = 0
 
     @classmethod
-    def of(cls, values: Sequence[float | None], errors: int = 0) -> Summary:
+    def of(cls, values: Sequence[float | None], failed: Collection[int] = ()) -> Summary:
         """Of the values that are numbers.
 
-        >>> Summary.of([1.0, 0.0, None], errors=0).mean
-        0.5
+        Args:
+            values: one for each completion.
+            failed: the rows with errors, whose values stand in for those that are missing.
+
+        >>> Summary.of([1.0, 0.0, None, None], failed={3})
+        Summary(count=4, mean=0.5, low=0.0, high=1.0, std=0.5, zeros=0.5, ones=0.5, abstained=1, \
+errors=1)
         """
-        spoken = numbers(values)
-        missing = len(values) - len(spoken) - errors
+        spoken, errors = numbers(values), len(failed)
+        missing = sum(not numbers([v]) for row, v in enumerate(values) if row not in failed)
         if not spoken:
             return cls(len(values), abstained=missing, errors=errors)
         zeros, ones = (sum(value == x for value in spoken) / len(spoken) for x in (0.0, 1.0))
