@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
-import numpy as np
 from torch import Tensor
 
 from sctom import readers
 from sctom.assets import resolve
+from sctom.data.batches import BatchLoader, InOrder
 from sctom.data.template import check_length, render_dialogue
 from sctom.rollout.causal import pad
-from sctom.seeds import permutation
-
-_ROWS, _BATCHES = range(2)
 
 
 @dataclass(frozen=True)
@@ -77,99 +74,23 @@ def collate(rows: Sequence[Dialogue], step_tokens: float) -> DialogueBatch:
     )
 
 
-class DialogueLoader:
-    """A sized, resumable loader. Its order is a function of (seed, epoch).
+def dialogue_loader(
+    dialogues: Sequence[Dialogue], batch_size: int, **order: Any
+) -> BatchLoader[Dialogue, DialogueBatch]:
+    """A loader whose batches know the learned tokens of their optimiser step.
 
     Args:
         dialogues: all of them.
         batch_size: dialogues of one batch on one process.
-        seed: address of the order; None keeps the order of the file.
-        accumulate: batches of one optimiser step on one process.
-        window: so many batches are filled together, similar lengths side by side; 1 leaves the
-            order alone.
-        rank: this process.
-        world_size: number of processes. Dialogues that cannot be shared evenly at the end of an
-            epoch are left out.
+        order: the other arguments of `BatchLoader`.
     """
-
-    def __init__(
-        self,
-        dialogues: Sequence[Dialogue],
-        batch_size: int,
-        *,
-        seed: int | None,
-        accumulate: int = 1,
-        window: int = 1,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        self.dialogues = dialogues
-        self.batch_size = batch_size
-        self.seed = seed
-        self.accumulate = accumulate
-        self.window = window
-        self.rank = rank
-        self.world_size = world_size
-        self.position = 0
-        self._tokens = np.array([row.tokens for row in dialogues])
-        self._lengths = np.array([len(row.ids) for row in dialogues])
-
-    def __len__(self) -> int:
-        """Batches of one epoch on one process."""
-        usable = len(self.dialogues) // self.world_size
-        return -(-usable // self.batch_size)
-
-    def batches(self, epoch: int) -> list[np.ndarray]:
-        """The row numbers of each batch of an epoch, over all ranks."""
-        usable = len(self.dialogues) - len(self.dialogues) % self.world_size
-        if self.seed is None:
-            order = np.arange(usable)
-        else:
-            order = permutation(len(self.dialogues), self.seed, _ROWS, epoch)[:usable]
-        size = self.batch_size * self.world_size
-        batches = []
-        for start in range(0, usable, size * self.window):
-            rows = order[start : start + size * self.window]
-            if self.window > 1:
-                rows = rows[np.argsort(self._lengths[rows], kind="stable")]
-            batches += [rows[i : i + size] for i in range(0, len(rows), size)]
-        if self.window > 1 and self.seed is not None:
-            # The last batch may be short and stays last: one step of an epoch is smaller, not two.
-            moved = permutation(len(batches) - 1, self.seed, _BATCHES, epoch)
-            batches = [batches[i] for i in moved] + batches[-1:]
-        return batches
-
-    def __iter__(self) -> Iterator[DialogueBatch]:
-        epoch, start = divmod(self.position, len(self))
-        batches = self.batches(epoch)
-        for number in range(start, len(batches)):
-            first = number - number % self.accumulate
-            step = batches[first : first + self.accumulate]
-            tokens = sum(int(self._tokens[rows].sum()) for rows in step)
-            mine = batches[number][self.rank :: self.world_size]
-            self.position += 1
-            yield collate([self.dialogues[i] for i in mine], tokens)
-
-    def state_dict(self) -> dict[str, int]:
-        """Batches given out so far, over all epochs."""
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on after a saved position."""
-        self.position = state["position"]
-
-
-class EvalDialogues:
-    """Walks once through dialogues in their order, `size` at a time."""
-
-    def __init__(self, dialogues: Sequence[Dialogue], size: int) -> None:
-        self.parts = [dialogues[i : i + size] for i in range(0, len(dialogues), size)]
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __iter__(self) -> Iterator[DialogueBatch]:
-        return (collate(part, sum(row.tokens for row in part)) for part in self.parts)
+    return BatchLoader(
+        dialogues,
+        [len(row.ids) for row in dialogues],
+        lambda mine, step: collate(mine, sum(row.tokens for row in step)),
+        batch_size,
+        **order,
+    )
 
 
 class DialogueData(L.LightningDataModule):
@@ -241,10 +162,10 @@ class DialogueData(L.LightningDataModule):
             dialogues.append(Dialogue(ids, mask))
         return dialogues
 
-    def train_dataloader(self) -> DialogueLoader:
+    def train_dataloader(self) -> BatchLoader[Dialogue, DialogueBatch]:
         """One epoch after another, each in its own order."""
         accumulate = self.trainer.accumulate_grad_batches if self.trainer is not None else 1
-        return DialogueLoader(
+        return dialogue_loader(
             self.train_dialogues,
             self.batch_size,
             seed=self.seed if self.shuffle else None,
@@ -253,13 +174,15 @@ class DialogueData(L.LightningDataModule):
             **self._place(),
         )
 
-    def val_dataloader(self) -> EvalDialogues | list[Any]:
+    def val_dataloader(self) -> InOrder[Dialogue, DialogueBatch] | list[Any]:
         """The validation dialogues in file order, each on one rank; nothing without a file."""
         if not self.val_dialogues:
             return []
         place = self._place()
         rows = self.val_dialogues[place["rank"] :: place["world_size"]]
-        return EvalDialogues(rows, self.val_batch)
+        return InOrder(
+            rows, lambda part: collate(part, sum(row.tokens for row in part)), self.val_batch
+        )
 
     def _place(self) -> dict[str, int]:
         trainer = self.trainer

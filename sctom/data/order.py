@@ -65,14 +65,16 @@ class PromptOrder(ABC):
         """Whether a completion counts as right; None: unknown."""
         return None
 
-    def observe(self, indices: Sequence[int], solved: Sequence[bool | None]) -> None:
+    def observe(  # noqa: B027  most orders need not look
+        self, indices: Sequence[int], solved: Sequence[bool | None]
+    ) -> None:
         """Take note of the completions of an iteration, those of all ranks in the same order."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  most have no state
         """Go on from a checkpoint."""
 
 
@@ -138,8 +140,8 @@ class SolveRate(PromptOrder):
         w = max(floor, 4 s (1 - s)),    s = (solved + a) / (completions + 2),    a = 2 x prior
 
     by the keys log(u) / w of Efraimidis and Spirakis (2006), u being addressed by (seed, iteration,
-    prompt). `solved` and `completions` are sums over the visits of a prompt, multiplied by `keep` at
-    each new visit, because the policy changes. Before the first visit s is the prior.
+    prompt). `solved` and `completions` are sums over the visits of a prompt, multiplied by `keep`
+    at each new visit, because the policy changes. Before the first visit s is the prior.
 
     Args:
         solved_at: a completion is solved if its reward is at least this.
@@ -266,8 +268,9 @@ class SolveRate(PromptOrder):
         if state.get("fingerprint") != self._fingerprint:
             found = f"{state['prompts']} other prompts" if state else "another data.order"
             raise ValueError(
-                f"the solve rates of this checkpoint are of {found}, not of the {len(self.prompts)} "
-                "that data.train holds now; restore data.train and data.order, or start a fresh run"
+                f"the solve rates of this checkpoint are of {found}, not of the "
+                f"{len(self.prompts)} that data.train holds now; restore data.train and "
+                "data.order, or start a fresh run"
             )
         self._right[:] = self._seen[:] = 0
         self._right[state["visited"]] = state["right"]

@@ -179,8 +179,8 @@ class PromptData(L.LightningDataModule):
         self.val_path = None if val is None else _of_variant(val, variant, "val")
         if variant is not None and "{variant}" not in train:
             raise ValueError(
-                f'data.variant is {variant!r}, but data.train ({train}) has no "{{variant}}" for it '
-                "to replace; write the path as data/{variant}/train.jsonl, or drop data.variant"
+                f'data.variant is {variant!r}, but data.train ({train}) has no "{{variant}}" for '
+                "it to replace; write the path as data/{variant}/train.jsonl, or drop data.variant"
             )
         self.prompts_per_iteration = prompts_per_iteration
         self.iterations = iterations

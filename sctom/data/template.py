@@ -79,6 +79,30 @@ def render_dialogue(tokenizer: Any, messages: Sequence[Message]) -> tuple[list[i
     return ids, mask
 
 
+def render_answer(
+    tokenizer: Any, messages: Sequence[Message], text: str
+) -> tuple[list[int], list[int]]:
+    """Token ids of a prompt, and of an answer to it up to the token that ends the turn.
+
+    Args:
+        tokenizer: a transformers tokenizer with a chat template.
+        messages: the prompt; its last turn is not the assistant's.
+        text: the answer, which may be empty.
+
+    Raises:
+        ValueError: see `render_dialogue`.
+
+    >>> from sctom.modules.backbone import Backbone
+    >>> tokenizer = Backbone("sctom:tinyworld/model").load_tokenizer()
+    >>> asked = [{"role": "user", "content": "Where does Kalomi live?"}]
+    >>> [tokenizer.decode(ids) for ids in render_answer(tokenizer, asked, "Berlin")]
+    ['<|user|>Where does Kalomi live?<|assistant|>', 'Berlin<|end|>']
+    """
+    ids, mask = render_dialogue(tokenizer, [*messages, {"role": "assistant", "content": text}])
+    start = len(mask) - mask[::-1].index(0)  # behind the last token that is not the answer's
+    return ids[:start], ids[start:]
+
+
 def check_length(ids: Sequence[int], limit: int, *, place: str) -> None:
     """Refuse a prompt or dialogue that is too long; nothing is ever cut.
 

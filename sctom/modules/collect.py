@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sctom.batch import Prompt, Rollout, Row, interleave
-from sctom.modules.fill import charge_kl, fill_logps
+from sctom.modules.fill import charge_kl, fill_logps, settle_rewards
 from sctom.modules.groups import Group, is_dead, leave_out, select
 from sctom.modules.metrics import Means, advantage_metrics, refuse_taken_names, rollout_metrics
 from sctom.modules.overlap import RewardThread
@@ -58,6 +58,7 @@ class Collector:
         module = self.module
         self._sample(prompts)
         rollout, report = self._see_to_groups()
+        settle_rewards(module, self.sampled, module.group_size)
         if module.truncated == "mask":
             leave_out([row for row in rollout.rows if row.truncated])
             cut = sum(row.truncated for row in rollout.rows)

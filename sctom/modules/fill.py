@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
 
 from sctom import losses
-from sctom.batch import Prompt, Row, micro_batches
+from sctom.batch import Prompt, Row, interleave, micro_batches
+from sctom.modules.ranks import gather
 from sctom.modules.scoring import Scorer, collate
-from sctom.rewards import combine, normalize_then_sum
+from sctom.rewards import Reward, combine, normalize_then_sum
 from sctom.rewards import run as rewards_run
 from sctom.rollout import Sample, Sampling
 
@@ -90,18 +91,51 @@ def start_rewards(
     def finish() -> dict[str, float]:
         results = running.result()
         module.reward_health.record(results)
-        weights = {reward.name: reward.weight for reward in module.rewards}
-        totals = combine(results.values, weights, group_size)
-        compared: Sequence[float | None] = [None] * len(rows)
-        if module.aggregation == "normalize_then_sum":
-            compared = normalize_then_sum(results.values, weights, group_size)
         for i, row in enumerate(rows):
             row.rewards = {name: values[i] for name, values in results.values.items()}
             row.extra = {name: values[i] for name, values in results.extra.items()}
-            row.reward, row.compared = totals[i], compared[i]
+        _total(module, rows, group_size, results.values)
         return results.metrics
 
     return finish
+
+
+def _total(
+    module: PolicyModule,
+    rows: Sequence[Row],
+    group_size: int,
+    values: Mapping[str, Sequence[float | None]],
+) -> None:
+    """Make one number of the rewards of each row, and what advantages compare."""
+    weights = {reward.name: reward.weight for reward in module.rewards}
+    totals = combine(values, weights, group_size)
+    compared: Sequence[float | None] = [None] * len(rows)
+    if module.aggregation == "normalize_then_sum":
+        compared = normalize_then_sum(values, weights, group_size)
+    for i, row in enumerate(rows):
+        row.reward, row.compared = totals[i], compared[i]
+
+
+def settle_rewards(module: PolicyModule, rows: Sequence[Row], group_size: int) -> None:
+    """Let the rewards that look at the whole rollout have their say; see `Reward.over_rollout`.
+
+    Args:
+        module: its rewards. Every rank must call this.
+        rows: all completions of this rank with their rewards, prompt by prompt.
+        group_size: completions per prompt.
+    """
+    looking = [r for r in module.rewards if type(r).over_rollout is not Reward.over_rollout]
+    if not looking:
+        return
+    values = {r.name: [row.rewards[r.name] for row in rows] for r in module.rewards}
+    for reward in looking:
+        parts = gather(module.trainer, values[reward.name])
+        places = [[(rank, i) for i in range(len(part))] for rank, part in enumerate(parts)]
+        everywhere = reward.over_rollout(interleave(parts, group_size))
+        for (rank, i), value in zip(interleave(places, group_size), everywhere, strict=True):
+            if rank == module.global_rank:
+                values[reward.name][i] = value
+    _total(module, rows, group_size, values)
 
 
 @torch.no_grad()

@@ -160,6 +160,15 @@ class Reward(ABC):
         """The arguments this reward takes; `run_rewards` passes those it names."""
         return inspect.signature(self.__call__)
 
+    def over_rollout(self, values: Sequence[float | None]) -> Values:
+        """What the weighted sum takes in place of the values, given those of the whole rollout.
+
+        For what groups cannot know, such as a mean over all of them. It is called once all groups
+        are scored, with the values of all processes, prompt by prompt; metrics and tables show what
+        came before it. Most rewards are what they are.
+        """
+        return list(values)
+
     def check(self) -> None:  # noqa: B027  most have nothing outside to look at
         """Look, before a run starts, whether what the reward depends on is there.
 

@@ -4,7 +4,7 @@ from itertools import chain
 import pytest
 import torch
 
-from sctom.data.dialogues import Dialogue, DialogueData, DialogueLoader, collate
+from sctom.data.dialogues import Dialogue, DialogueData, collate, dialogue_loader
 from sctom.modules.backbone import Backbone
 from sctom.tasks.tinyworld import dialogue
 
@@ -29,45 +29,45 @@ def test_sources_point_one_before_the_targets():
 
 
 def test_each_epoch_shows_every_dialogue_once_in_its_own_order():
-    loader = DialogueLoader(ROWS, 4, seed=3)
+    loader = dialogue_loader(ROWS, 4, seed=3)
     epochs = [first_ids(loader), first_ids(loader)]
     assert [len(batch) for batch in epochs[0]] == [4, 4, 2]
     flat = [list(chain(*epoch)) for epoch in epochs]
     assert flat[0] != flat[1]
     assert sorted(flat[0]) == sorted(flat[1]) == list(range(2, 12))
-    assert first_ids(DialogueLoader(ROWS, 4, seed=3)) == epochs[0]
+    assert first_ids(dialogue_loader(ROWS, 4, seed=3)) == epochs[0]
 
 
 def test_without_seed_the_order_is_that_of_the_file():
-    assert list(chain(*first_ids(DialogueLoader(ROWS, 4, seed=None)))) == list(range(2, 12))
+    assert list(chain(*first_ids(dialogue_loader(ROWS, 4, seed=None)))) == list(range(2, 12))
 
 
 def test_a_window_puts_similar_lengths_together():
-    loader = DialogueLoader(ROWS, 2, seed=3, window=5)
+    loader = dialogue_loader(ROWS, 2, seed=3, window=5)
     batches = first_ids(loader)
     assert sorted(map(tuple, batches)) == [(2, 3), (4, 5), (6, 7), (8, 9), (10, 11)]
     assert batches != sorted(batches)
 
 
 def test_a_loader_goes_on_where_it_was_saved():
-    whole = DialogueLoader(ROWS, 4, seed=3)
+    whole = dialogue_loader(ROWS, 4, seed=3)
     expected = first_ids(whole) + first_ids(whole)
-    started = DialogueLoader(ROWS, 4, seed=3)
+    started = dialogue_loader(ROWS, 4, seed=3)
     stream = iter(started)
     seen = first_ids([next(stream), next(stream)])
-    resumed = DialogueLoader(ROWS, 4, seed=3)
+    resumed = dialogue_loader(ROWS, 4, seed=3)
     resumed.load_state_dict(started.state_dict())
     assert seen + first_ids(resumed) + first_ids(resumed) == expected
 
 
 def test_step_tokens_count_the_whole_optimiser_step():
     # Learned tokens of rows 2 to 11: 3 1 2 3, 1 2 3 1, 2 3. A step has two batches of two rows.
-    loader = DialogueLoader(ROWS, 2, seed=None, accumulate=2)
+    loader = dialogue_loader(ROWS, 2, seed=None, accumulate=2)
     assert [batch.step_tokens for batch in loader] == [9, 9, 7, 7, 5]
 
 
 def test_two_ranks_share_a_step():
-    ranks = [list(DialogueLoader(ROWS[:9], 2, seed=None, rank=r, world_size=2)) for r in range(2)]
+    ranks = [list(dialogue_loader(ROWS[:9], 2, seed=None, rank=r, world_size=2)) for r in range(2)]
     # Nine dialogues: the ninth cannot be shared.
     assert first_ids(ranks[0]) == [[2, 4], [6, 8]]
     assert first_ids(ranks[1]) == [[3, 5], [7, 9]]

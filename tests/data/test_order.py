@@ -133,13 +133,13 @@ def test_its_state_goes_through_json_and_comes_back():
     again.load_state_dict(state)
     assert again.rates().tolist() == order.rates().tolist()
     assert [again.batch(i, 3) for i in range(9)] == [order.batch(i, 3) for i in range(9)]
-    with pytest.raises(ValueError, match="are of 6 other prompts, not of the 5 that data.train"):
+    with pytest.raises(ValueError, match=r"are of 6 other prompts, not of the 5 that data.train"):
         started(SolveRate(), 5).load_state_dict(state)
     others = SolveRate()
     others.start([Prompt(i, [i], []) for i in range(6)], 3)  # as many, but asking something else
-    with pytest.raises(ValueError, match="are of 6 other prompts, not of the 6 that data.train"):
+    with pytest.raises(ValueError, match=r"are of 6 other prompts, not of the 6 that data.train"):
         others.load_state_dict(state)
-    with pytest.raises(ValueError, match="are of another data.order"):
+    with pytest.raises(ValueError, match=r"are of another data.order"):
         started(SolveRate(), 5).load_state_dict({})
 
 
@@ -160,7 +160,9 @@ def test_settings_that_mean_nothing_are_refused(settings, message):
 
 @pytest.mark.parametrize("value", ["0.5", 1.5, -0.1, float("nan"), True])
 def test_a_prior_must_be_a_rate(value):
-    with pytest.raises(ValueError, match="a solve rate from 0 to 1, but row 2 of data.train holds"):
+    with pytest.raises(
+        ValueError, match=r"a solve rate from 0 to 1, but row 2 of data.train holds"
+    ):
         started(SolveRate(prior="rate"), 2, rate=[0.5, value])
 
 
@@ -173,7 +175,7 @@ def test_a_prior_that_was_not_measured_is_a_half():
     assert started(SolveRate(prior="rate"), 2, rate=[0.9, None]).rates().tolist() == [0.9, 0.5]
 
 
-# ---- orders of one's own --------------------------------------------------------------------------
+# ---- orders of one's own ----
 
 
 class Given:  # no subclass: hints list those
@@ -219,5 +221,5 @@ def test_a_variant_without_a_place_and_a_place_without_a_variant_are_refused():
         PromptData("a/{variant}.jsonl")
     with pytest.raises(ValueError, match=r"data.val is a/\{variant\}.jsonl, but data.variant"):
         PromptData("a.jsonl", val="a/{variant}.jsonl")
-    with pytest.raises(ValueError, match="data.variant is 'v3', but data.train"):
+    with pytest.raises(ValueError, match=r"data.variant is 'v3', but data.train"):
         PromptData("a.jsonl", variant="v3")

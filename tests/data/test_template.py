@@ -2,8 +2,8 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from sctom.data.template import check_length, render_dialogue, render_prompt
-from sctom.tasks.tinyworld import IDK
 from sctom.modules.tinyworld import make_tokenizer
+from sctom.tasks.tinyworld import IDK
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASK = {"role": "user", "content": "Where does Kalomi live?"}
