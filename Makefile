@@ -14,6 +14,7 @@ BENCH_VENV := .venv-bench
 BENCH := $(BENCH_VENV)/bin/python -m benchmarks
 BENCH_READY := $(BENCH_VENV)/.ready
 BENCH_OUT := runs/bench
+JOBS ?= 2
 
 .PHONY: fit test test-slow check format seeds smollm2 selfaware-data selfaware-grpo selfaware-cispo \
   gsm8k-grpo mbpp-grpo bench bench-quick bench-report clean
@@ -33,7 +34,7 @@ check: $(READY)
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" --numprocesses $(JOBS)
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow
@@ -93,6 +94,8 @@ bench: $(BENCH_READY) $(SMOLLM2)/config.json
 	$(BENCH).grpo_vs_trl --model tiny --beta 0.04 --bf16 --json $(BENCH_OUT)/grpo-tiny-kl-bf16.json
 	$(BENCH).generation --model tiny --json $(BENCH_OUT)/generation-tiny.json
 	$(BENCH).generation --model smollm2 --json $(BENCH_OUT)/generation-smollm2.json
+	$(BENCH).reward_vs_trl --model tiny --json $(BENCH_OUT)/reward-tiny.json
+	$(BENCH).reward_vs_trl --model smollm2 --steps 3 --rounds 2 --json $(BENCH_OUT)/reward-smollm2.json
 	$(BENCH).head --json $(BENCH_OUT)/head.json
 	$(BENCH).scaling --trl --json $(BENCH_OUT)/scaling.json --picture docs/img/scaling.png
 	$(BENCH).rewards --json $(BENCH_OUT)/rewards.json
@@ -105,6 +108,7 @@ bench-report: $(BENCH_READY)
 bench-quick: $(BENCH_READY)
 	$(BENCH).grpo_vs_trl --quick
 	$(BENCH).generation --quick
+	$(BENCH).reward_vs_trl --quick
 	$(BENCH).head --quick
 	$(BENCH).scaling --quick --trl
 	$(BENCH).rewards --quick

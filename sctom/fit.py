@@ -22,9 +22,9 @@ from safetensors import SafetensorError
 
 # Imported so that a config may name these classes without their path.
 from sctom.callbacks.checkpoint import checkpoints, settle
-from sctom.data import DialogueData, PromptData
+from sctom.data import DialogueData, PreferenceData, PromptData
 from sctom.hints import HintingParser
-from sctom.modules import PolicyModule, SFTModule
+from sctom.modules import PolicyModule, RewardModelModule, SFTModule
 from sctom.modules.settings import check_trainer, prepare
 from sctom.rewards import RewardError
 from sctom.rundir import Resume, check_unlocked, decide, locked, where_to_go_on
@@ -38,6 +38,11 @@ TRAINER_DEFAULTS = {
     "enable_model_summary": False,
 }
 
+TRAINS_ON: dict[type[LightningModule], type[LightningDataModule]] = {
+    PolicyModule: PromptData,
+    SFTModule: DialogueData,
+    RewardModelModule: PreferenceData,
+}
 
 EXPECTED_WARNINGS = (
     "`is_gradient_checkpointing` is deprecated",  # transformers, about its own attribute
@@ -143,18 +148,20 @@ def check_config(cli: FitCLI) -> None:
         ValueError: module and data do not go together, or see what is called.
         OSError: a file is missing.
     """
-    fitting = DialogueData if isinstance(cli.model, SFTModule) else PromptData
-    if isinstance(cli.model, PolicyModule | SFTModule) and not isinstance(cli.datamodule, fitting):
-        raise ValueError(
-            f"{type(cli.model).__name__} trains on {fitting.__name__}, "
-            f"but data is {type(cli.datamodule).__name__}"
-        )
+    for module, fitting in TRAINS_ON.items():
+        if isinstance(cli.model, module) and not isinstance(cli.datamodule, fitting):
+            raise ValueError(
+                f"{type(cli.model).__name__} trains on {fitting.__name__}, "
+                f"but data is {type(cli.datamodule).__name__}"
+            )
     if isinstance(cli.model, PolicyModule):
         check_trainer(cli.trainer, cli.datamodule.iterations)
     cli.model.backbone.check_paths()
     if isinstance(cli.model, PolicyModule) and cli.model.reference_backbone is not None:
         cli.model.reference_backbone.check_paths(frozen=True)
     cli.datamodule.setup("fit")
+    if isinstance(cli.model, RewardModelModule):
+        cli.model.check_data(cli.datamodule)
     if isinstance(cli.model, PolicyModule):
         prepare(cli.model, cli.datamodule, cli.trainer.world_size)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
+from statistics import fmean, median
 
 from sctom.seeds import permutation
 
@@ -158,3 +159,29 @@ def best_of_n_kl_bound(count: int) -> float:
     if count < 1:
         raise ValueError(f"count must be at least 1, not {count}")
     return math.log(count) - (count - 1) / count
+
+
+def max_and_median(groups: Sequence[Sequence[float]]) -> list[dict[str, float]]:
+    """What the best of n samples of a prompt is expected to score, and the median one.
+
+    The distance of the two is what choosing can gain (Llama 2, arXiv 2307.09288, Figure 7). The
+    median of n samples does not move with n, but for the noise of few; it is that of all of them.
+
+    Args:
+        groups: the rewards of each prompt's samples, without NaN.
+
+    Returns:
+        For n from 1 to the size of the smallest group: n, max and median, means over the prompts.
+
+    >>> max_and_median([[1.0, 3.0], [2.0, 2.0]])[1]
+    {'n': 2, 'max': 2.5, 'median': 2.0}
+    """
+    most = min((len(group) for group in groups), default=0)
+    return [
+        {
+            "n": n,
+            "max": fmean(expected_max(group, n) for group in groups),
+            "median": fmean(median(group) for group in groups),
+        }
+        for n in range(1, most + 1)
+    ]

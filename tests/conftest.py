@@ -113,6 +113,19 @@ def tiny_prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_prompts(tmp_path_factory.mktemp("data") / "prompts.jsonl")
 
 
+@pytest.fixture(scope="session")
+def graded_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of what `python -m sctom.prepare graded` writes, but little of it."""
+    from sctom.tasks.graded import prepare_graded
+    from sctom.tasks.tinyworld import make_world
+    from sctom.writers import write
+
+    folder = tmp_path_factory.mktemp("graded") / "pairs"
+    counts = {"train.jsonl": 64, "valid.jsonl": 16, "test.jsonl": 16}
+    write(prepare_graded(make_world(0), pairs=counts), folder, force=False)
+    return folder
+
+
 @pytest.fixture
 def data_dir() -> Path:
     """The folder of public data sets; a test that needs it is skipped where it is absent."""

@@ -13,14 +13,18 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-SHARED = {"objectives", "batch", "shapes", "seeds", "checks"} | {
+SHARED = {"objectives", "objective_base", "batch", "shapes", "seeds", "checks"} | {
     "readers",
     "writers",
     "selection",
     "preferences",
     "assets",
 }
-ENTRIES = {"fit", "merge", "validate", "sample", "evaluate", "prepare", "rounds", "report"}
+ENTRIES = {"fit", "merge", "validate", "sample", "distill", "evaluate", "prepare", "rounds"} | {
+    "report",
+    "reward_eval",
+    "refusals",
+}
 
 LAYERS = (  # from the bottom up: a part may import its own layer and those below
     {"__init__"},
@@ -28,7 +32,7 @@ LAYERS = (  # from the bottom up: a part may import its own layer and those belo
     {"sandbox"},
     {"rollout", "rewards", "tasks"},
     {"modules", "data", "callbacks"},
-    {"mlx_port", "hints", "rundir"} | ENTRIES,
+    {"mlx_port", "hints", "rundir", "rejection", "iterate", "commands"} | ENTRIES,
 )
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sctom.fit import build, fit
+from sctom.preferences import GRADES
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--data.iterations", "1", "--data.val_limit", "8", "--data.prompts_per_iteration", "2"]
@@ -19,7 +20,18 @@ RUNS = {  # config -> options that make it short
     "tiny/cispo.yaml": SMALL,
     "tiny/dapo.yaml": [*SMALL, "--model.rewards+=SelfAwareStrict"],
     "tiny/sft.yaml": ["--trainer.limit_train_batches", "2", "--trainer.limit_val_batches", "1"],
+    "tiny/reward_model.yaml": [
+        "--data.train=PAIRS",
+        "--data.val=PAIRS",
+        "--trainer.callbacks+=RewardModelEval",
+        "--trainer.callbacks.threshold=1.0",
+    ],
 }
+PAIRS = [  # every number of a reward model needs its kind of pair
+    {"prompt": "Where?", "chosen": "Berlin", "rejected": words, "grade": grade, "source": "web"}
+    | {"is_safety": True}
+    for words, grade in zip(["Oslo", "in Rome", "a big city", "I know"], GRADES, strict=True)
+]
 POSITION = {"step", "iteration"}
 
 
@@ -47,6 +59,9 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     for name, options in RUNS.items():
         folder = tmp_path_factory.mktemp("run")
         config = str(ROOT / "configs" / name)
+        pairs = folder / "pairs.jsonl"
+        pairs.write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
+        options = [option.replace("PAIRS", str(pairs)) for option in options]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 sys, "argv", ["fit", "--config", config, "--run_dir", str(folder), *options]

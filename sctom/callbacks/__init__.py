@@ -5,6 +5,7 @@ from sctom.callbacks.checkpoint import IterationCheckpoint
 from sctom.callbacks.completions import CompletionsTable
 from sctom.callbacks.metrics_file import MetricsFile
 from sctom.callbacks.progress import RichProgress
+from sctom.callbacks.reward_eval import RewardModelEval
 from sctom.callbacks.selfaware_eval import SelfAwareEval
 from sctom.callbacks.throughput import Throughput
 
@@ -13,6 +14,7 @@ __all__ = [
     "CompletionsTable",
     "IterationCheckpoint",
     "MetricsFile",
+    "RewardModelEval",
     "RichProgress",
     "SelfAwareEval",
     "Throughput",

@@ -135,10 +135,8 @@ class IterationCheckpoint(Checkpoint):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save the trained model."""
         if self.save_model and trainer.is_global_zero:
-            from sctom.modules.backbone import save_backbone
-
             final = Path(trainer.default_root_dir) / "model"
             temporary = final.with_suffix(".tmp")
             shutil.rmtree(temporary, ignore_errors=True)
-            save_backbone(pl_module.model, pl_module.tokenizer, temporary)  # type: ignore[arg-type]
+            pl_module.save(temporary)  # type: ignore[operator]
             publish(temporary, final)

@@ -21,11 +21,17 @@ _FIELDS = (  # words, metric, format, unit
     ("length", "completions/mean_length", ".0f", ""),
     ("sampling", "tokens_per_second", ",.0f", " tokens/s"),
 )
-_VALIDATION = ("val/reward", "val/accuracy", "val/abstention_f1", "val/over_refusal")
+_SUPERVISED = (
+    ("loss", "train/loss", ".4f", ""),
+    ("accuracy", "train/accuracy", ".3f", ""),
+)
+_VALIDATION = ("val/loss", "val/reward", "val/accuracy", "val/abstention_f1", "val/over_refusal")
 
 
 class RichProgress(Callback):
     """Shows iteration, reward, KL to the reference, mean length, sampling speed and the time left.
+
+    Of a reward model's training it shows loss and accuracy instead.
 
     On a terminal it is one bar, with a second one while validation runs. Anywhere else (a file, a
     CI log) it prints plain lines. It takes the place of Lightning's own bar: set
@@ -185,9 +191,8 @@ def status_text(metrics: Mapping[str, float]) -> str:
     >>> status_text({"reward": 0.5, "completions/mean_length": 41.7, "tokens_per_second": 1234.5})
     'reward 0.500  kl -  length 42  sampling 1,234 tokens/s'
     """
-    return "  ".join(
-        f"{w} {show(metrics.get(name), form)}{unit}" for w, name, form, unit in _FIELDS
-    )
+    fields = _SUPERVISED if "train/loss" in metrics else _FIELDS
+    return "  ".join(f"{w} {show(metrics.get(name), form)}{unit}" for w, name, form, unit in fields)
 
 
 def clock(seconds: float) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 Message = dict[str, str]
+Learn = Literal["all", "last"]
+"""Which turns of the assistant are learned."""
 
 
 def render_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
@@ -34,17 +36,21 @@ def render_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     return _render(tokenizer, messages, open_turn=True)
 
 
-def render_dialogue(tokenizer: Any, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+def render_dialogue(
+    tokenizer: Any, messages: Sequence[Message], *, learn: Learn = "all"
+) -> tuple[list[int], list[int]]:
     """Token ids of a whole dialogue, and which of them the assistant is to learn.
 
     The mask is 1 on what the assistant says, up to and including the token that ends its turn, and
     0 on everything else: other turns, role headers, and what the template writes after the end of a
     turn. It is found by rendering the dialogue up to each turn of the assistant, opened and closed,
-    so it holds for any template whose renderings are prefixes of one another.
+    so it holds for any template whose renderings are prefixes of one another; with `learn` "last"
+    the template may render earlier turns as it likes.
 
     Args:
         tokenizer: a transformers tokenizer with a chat template.
         messages: {"role", "content"} each, at least one of them the assistant's.
+        learn: "all", or "last" for a mask that is 0 on all before the assistant's last turn.
 
     Returns:
         ids, and a mask of the same length. Tokens after the assistant's last turn are left out.
@@ -52,7 +58,8 @@ def render_dialogue(tokenizer: Any, messages: Sequence[Message]) -> tuple[list[i
     Raises:
         ValueError: there is no chat template; no turn is the assistant's; the template renders a
             turn differently once another follows; it does not end the assistant's turn with a token
-            of its own; or BOS is doubled.
+            of its own; it writes nothing in front of the first turn that is learned; or BOS is
+            doubled.
 
     >>> from sctom.modules.backbone import Backbone
     >>> tokenizer = Backbone("sctom:tinyworld/model").load_tokenizer()
@@ -70,27 +77,34 @@ def render_dialogue(tokenizer: Any, messages: Sequence[Message]) -> tuple[list[i
         )
     ids: list[int] = []
     mask: list[int] = []
-    for turn in turns:
-        opened = _extend(ids, _render(tokenizer, messages[:turn], open_turn=True), turn)
+    for turn in turns if learn == "all" else turns[-1:]:
+        before = _render(tokenizer, messages[:turn], open_turn=True) if turn else []
+        opened = _extend(ids, before, turn)
         mask += [0] * (len(opened) - len(mask))
         closed = _extend(opened, _render(tokenizer, messages[: turn + 1], open_turn=False), turn)
         ids = closed[: _end_of_turn(tokenizer, closed, len(opened), turn)]
         mask += [1] * (len(ids) - len(mask))
+    if mask[0]:
+        raise ValueError(
+            f"messages[{turns[0]}]: the chat template writes nothing in front of it, so nothing "
+            "predicts its first token; begin with a turn of the user"
+        )
     return ids, mask
 
 
 def render_answer(
     tokenizer: Any, messages: Sequence[Message], text: str
 ) -> tuple[list[int], list[int]]:
-    """Token ids of a prompt, and of an answer to it up to the token that ends the turn.
+    """Token ids of a prompt, and those of an answer to it up to the token that ends the turn.
 
     Args:
         tokenizer: a transformers tokenizer with a chat template.
-        messages: the prompt; its last turn is not the assistant's.
-        text: the answer, which may be empty.
+        messages: the prompt, as for `render_prompt`.
+        text: what the assistant says, which may be nothing.
 
     Raises:
-        ValueError: see `render_dialogue`.
+        ValueError: see `render_prompt`; or the template renders the prompt differently once the
+            answer is there, or does not end the assistant's turn with a token of its own.
 
     >>> from sctom.modules.backbone import Backbone
     >>> tokenizer = Backbone("sctom:tinyworld/model").load_tokenizer()
@@ -98,9 +112,11 @@ def render_answer(
     >>> [tokenizer.decode(ids) for ids in render_answer(tokenizer, asked, "Berlin")]
     ['<|user|>Where does Kalomi live?<|assistant|>', 'Berlin<|end|>']
     """
-    ids, mask = render_dialogue(tokenizer, [*messages, {"role": "assistant", "content": text}])
-    start = len(mask) - mask[::-1].index(0)  # behind the last token that is not the answer's
-    return ids[:start], ids[start:]
+    turn = len(messages)
+    opened = render_prompt(tokenizer, messages)
+    answered = [*messages, {"role": "assistant", "content": text}]
+    closed = _extend(opened, _render(tokenizer, answered, open_turn=False), turn)
+    return opened, closed[len(opened) : _end_of_turn(tokenizer, closed, len(opened), turn)]
 
 
 def check_length(ids: Sequence[int], limit: int, *, place: str) -> None:
@@ -152,8 +168,8 @@ def _extend(shorter: list[int], longer: list[int], turn: int) -> list[int]:
         raise ValueError(
             f"messages[{turn}]: the chat template (or the tokenizer, at a boundary) renders what "
             "comes before differently once this turn is there, so the assistant's tokens cannot be "
-            "found; split the dialogue after each turn of the assistant, or use a template that "
-            "leaves earlier turns alone"
+            "found; write a row for each turn of the assistant that ends with it and has "
+            "learn: last, or use a template that leaves earlier turns alone"
         )
     return longer
 

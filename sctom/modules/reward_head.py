@@ -11,14 +11,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from sctom.modules.adapters import check_safetensors
 from sctom.modules.backbone import Backbone, save_backbone
-from sctom.rollout.attention import run_packed
-from sctom.rollout.causal import causal_model, decoder, hidden_states, pad
+from sctom.rollout.causal import causal_model, head, hidden_states, pad
 from sctom.rollout.packing import pack
+from sctom.rollout.pooling import last_hidden
 from sctom.rollout.sharing import shares_prefixes
 
 HEAD_FILE = "reward_head.safetensors"
 ABOUT_FILE = "reward_model.json"
+_LOADED_WITH = ("dtype", "quantization", "double_quantization", "compute_dtype")
+"""Settings of the backbone that a saved model is loaded with."""
 
 Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
 
@@ -32,7 +35,8 @@ class RewardModel(nn.Module):
     place is no error, it is a worse model. The head is in float32 whatever the model is in.
 
     Args:
-        model: a causal language model, with or without adapters; its own head is not used.
+        model: a causal language model, with or without adapters. Its own head is not used, and not
+            trained unless the input embedding is the same tensor.
 
     >>> from sctom.modules import Backbone
     >>> model = RewardModel(Backbone("sctom:tinyworld/model", attention="sdpa").load_model())
@@ -47,12 +51,17 @@ class RewardModel(nn.Module):
         self.head = nn.Linear(width, 1, bias=False, dtype=torch.float32)
         nn.init.zeros_(self.head.weight)  # even odds for every pair, and a gradient for w at once
         self.head.to(next(model.parameters()).device)
+        embedding = {id(p) for p in causal_model(model).get_input_embeddings().parameters()}
+        for parameter in head(model).parameters():
+            if id(parameter) not in embedding:
+                parameter.requires_grad_(False)
 
     def scores(self, sequences: Sequences) -> Tensor:
         """The raw scores [B], before any sigmoid, with their gradient.
 
         Answers with the same prompt are packed behind one copy of it, where that is exact for the
-        model (docs/fast_path.md): a pair costs P + C + R tokens instead of 2 P + C + R.
+        model (docs/fast_path.md): a pair costs P + C + R tokens instead of 2 P + C + R, and of the
+        last layer only what the scores need (`sctom.rollout.pooling`).
 
         Args:
             sequences: (prompt, answer) of each as token ids; neither is empty.
@@ -61,10 +70,7 @@ class RewardModel(nn.Module):
         if not shares_prefixes(self.model, longest):
             return self.padded_scores(sequences)
         device = self.head.weight.device
-        row = pack(sequences, device, whole=True)
-        hidden = run_packed(decoder(self.model), row.ids, row.positions, row).last_hidden_state[0]
-        assert row.last is not None  # `whole` puts it in
-        return self._score(hidden.index_select(0, row.last))
+        return self._score(last_hidden(self.model, pack(sequences, device, whole=True)))
 
     def padded_scores(self, sequences: Sequences, *, side: str = "right") -> Tensor:
         """The same from padded rows, for models that cannot be packed.
@@ -83,8 +89,7 @@ class RewardModel(nn.Module):
         return self._score(hidden[torch.arange(len(whole), device=device), places.argmax(1)])
 
     def _score(self, hidden: Tensor) -> Tensor:
-        scores: Tensor = self.head(hidden.float()).squeeze(-1)
-        return scores
+        return (hidden.float() * self.head.weight).sum(-1)  # a product autocast leaves in float32
 
     def save(self, tokenizer: Any, folder: str | Path, backbone: Backbone) -> None:
         """Write the adapter or the whole model, the tokenizer and the head to a folder.
@@ -99,33 +104,54 @@ class RewardModel(nn.Module):
         save_file({"weight": self.head.weight.detach().cpu().contiguous()}, folder / HEAD_FILE)
         about = {
             "base": backbone.path if backbone.adapter or backbone.lora_rank else None,
-            "dtype": backbone.dtype,
             "pooled": "last token",
+            **{name: getattr(backbone, name) for name in _LOADED_WITH},
         }
         (folder / ABOUT_FILE).write_text(json.dumps(about, indent=2) + "\n")
 
 
-def load_reward_model(
-    folder: str | Path, device: torch.device | None = None
-) -> tuple[RewardModel, Any]:
-    """A saved reward model, frozen, and its tokenizer.
+def saved_backbone(folder: str | Path, *, attention: str | None = None) -> Backbone:
+    """What a saved reward model is made from, once it is known to have a head; nothing is loaded.
+
+    Args:
+        folder: where it was saved.
+        attention: implementation of attention, see `Backbone`.
 
     Raises:
         FileNotFoundError: the folder holds no trained head; a new one would give scores at random.
-        ValueError: the head is of another model.
+        ValueError: the head's file is incomplete.
     """
     folder = Path(folder)
     for name in (HEAD_FILE, ABOUT_FILE):
         if not (folder / name).is_file():
             raise FileNotFoundError(
-                f"{folder} has no {name}, so it is no reward model with a trained head; train one "
-                "with RewardModelModule, or name the folder `model` of its run"
+                f"{folder} has no {name}, so it is no reward model with a trained head"
+                f"{_other_model(folder)}; train one with RewardModelModule, or name the folder "
+                "`model` of its run"
             )
+    check_safetensors([folder / HEAD_FILE])
     about = json.loads((folder / ABOUT_FILE).read_text())
-    if about["base"] is None:
-        backbone = Backbone(str(folder), dtype=about["dtype"])
-    else:
-        backbone = Backbone(about["base"], adapter=str(folder), dtype=about["dtype"])
+    path, adapter = (str(folder), None) if about["base"] is None else (about["base"], str(folder))
+    settings = {name: about[name] for name in _LOADED_WITH}
+    return Backbone(path, adapter=adapter, attention=attention, **settings)
+
+
+def load_reward_model(
+    folder: str | Path, device: torch.device | None = None, *, attention: str | None = None
+) -> tuple[RewardModel, Any]:
+    """A saved reward model, frozen, and its tokenizer.
+
+    Args:
+        folder: where it was saved.
+        device: where 4-bit weights are put, see `Backbone.load_model`.
+        attention: implementation of attention, see `Backbone`.
+
+    Raises:
+        FileNotFoundError: the folder holds no trained head; a new one would give scores at random.
+        ValueError: the head is of another model, or a file is incomplete.
+    """
+    folder = Path(folder)
+    backbone = saved_backbone(folder, attention=attention)
     model = RewardModel(backbone.load_model(device, frozen=True))
     weight = load_file(folder / HEAD_FILE)["weight"]
     if weight.shape != model.head.weight.shape:
@@ -133,3 +159,46 @@ def load_reward_model(
         raise ValueError(f"{folder / HEAD_FILE} has a head of {found}, the model needs {wanted}")
     model.head.weight.data.copy_(weight)
     return model.eval().requires_grad_(False), backbone.load_tokenizer()
+
+
+def _other_model(folder: Path) -> str:
+    """What a folder holds instead, as far as it says so."""
+    if not folder.is_dir():
+        return " (there is no such folder)"
+    config = folder / "config.json"
+    classes = json.loads(config.read_text()).get("architectures") if config.is_file() else None
+    if not classes:
+        return ""
+    hint = ", whose head is of another make" if "Classification" in classes[0] else ""
+    return f" (it is a {classes[0]}{hint})"
+
+
+@torch.no_grad()
+def check_saved(
+    model: RewardModel, folder: str | Path, sequences: Sequences, *, attention: str | None = None
+) -> None:
+    """Load a saved reward model and compare its scores with those of the one in memory.
+
+    Args:
+        model: the one that was saved.
+        folder: where to.
+        sequences: (prompt, answer) of what is scored, as token ids.
+        attention: the implementation that the model in memory runs with.
+
+    Raises:
+        ValueError: a score differs by more than 1e-6 of it (of 1, where it is smaller).
+    """
+    device = model.head.weight.device
+    loaded, _ = load_reward_model(folder, device, attention=attention)
+    training = model.training
+    expected = model.eval().scores(sequences)
+    model.train(training)
+    found = loaded.to(device).scores(sequences)
+    for number, (one, other) in enumerate(zip(expected.tolist(), found.tolist(), strict=True)):
+        if not abs(one - other) <= 1e-6 * max(abs(one), 1.0):
+            raise ValueError(
+                f"{folder} does not hold the model that was trained: loaded again, it scores "
+                f"answer {number} with {other:.7g} instead of {one:.7g}. Do not use it. Either the "
+                "base model has changed on disk, or the weights were trained in another dtype than "
+                "model.backbone.dtype names; train again with both as they are"
+            )

@@ -89,8 +89,9 @@ def prepare_hh(
     A dialogue is split before its last turn, the answer that differs. The set asks about the same
     conversation at several of its turns, so rows are kept together by how the person opened it: no
     prompt is in two files, nor any part of one. dropped.jsonl names the rows that are no pair and
-    why. Columns: `source`, `is_safety` where the name of the file or its folder says "harmless"
-    (true) or "helpful" (false), and `pair_id`.
+    why; prompts.jsonl has the different prompts of train.jsonl, to sample from. Columns: `source`,
+    `is_safety` where the name of the file or its folder says "harmless" (true) or "helpful"
+    (false), and `pair_id`.
 
     Args:
         sources: JSONL files of {"chosen", "rejected"}, which may be packed with gzip.
@@ -128,7 +129,8 @@ def prepare_hh(
         "dropped": {reason: reasons[reason] for reason in REASONS},
     }
     notes = _notes(paths, len(kept) + len(dropped), reasons)
-    return Prepared(files | {"dropped.jsonl": dropped}, counts, manifest, notes)
+    others = {"prompts.jsonl": _prompts(files["train.jsonl"]), "dropped.jsonl": dropped}
+    return Prepared(files | others, counts, manifest, notes)
 
 
 def _found(source: str | Path) -> Path:
@@ -193,6 +195,15 @@ def _split(rows: Sequence[Row], shares: dict[str, float], seed: int) -> dict[str
     for group in order:
         places["train.jsonl"] += members[group]
     return {name: [rows[place] for place in sorted(found)] for name, found in places.items()}
+
+
+def _prompts(rows: Sequence[Row]) -> list[Row]:
+    """The different prompts of pairs, in the messages format, in the order of the pairs."""
+    prompts: dict[str, Row] = {}
+    for row in rows:
+        about = {key: row[key] for key in ("source", "is_safety") if key in row}
+        prompts.setdefault(str(row["prompt"]), {"messages": row["prompt"], **about})
+    return list(prompts.values())
 
 
 def _counts(rows: Sequence[Row]) -> dict[str, int]:

@@ -2,9 +2,8 @@ import json
 from itertools import chain
 
 import pytest
-import torch
 
-from sctom.data.dialogues import Dialogue, DialogueData, collate, dialogue_loader
+from sctom.data.dialogues import Dialogue, DialogueData, count, dialogue_loader
 from sctom.modules.backbone import Backbone
 from sctom.tasks.tinyworld import dialogue
 
@@ -16,16 +15,12 @@ ROWS = [
 
 
 def first_ids(batches):
-    return [[int(row[0]) // 100 for row in batch.input_ids] for batch in batches]
+    return [[row.ids[0] // 100 for row in batch.dialogues] for batch in batches]
 
 
-def test_sources_point_one_before_the_targets():
-    batch = collate([Dialogue([7, 8, 9, 10, 11], [0, 1, 0, 1, 1]), Dialogue([5, 6], [0, 1])], 4)
-    assert batch.input_ids.tolist() == [[7, 8, 9, 10, 11], [5, 6, 0, 0, 0]]
-    assert batch.attention_mask.tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
-    assert batch.targets.tolist() == [[8, 10, 11], [6, 0, 0]]
-    assert batch.sources.tolist() == [[0, 2, 3], [0, 0, 0]]
-    assert batch.mask.tolist() == [[1, 1, 1], [1, 0, 0]]
+def test_what_is_learned_begins_at_the_first_place_of_the_mask():
+    one = Dialogue([7, 8, 9, 10, 11], [0, 1, 0, 1, 1])
+    assert (one.start, one.learned, one.tokens) == (1, [1, 3, 4], 3)
 
 
 def test_each_epoch_shows_every_dialogue_once_in_its_own_order():
@@ -72,7 +67,7 @@ def test_two_ranks_share_a_step():
     assert first_ids(ranks[0]) == [[2, 4], [6, 8]]
     assert first_ids(ranks[1]) == [[3, 5], [7, 9]]
     for batches in zip(*ranks, strict=True):
-        total = sum(int(batch.mask.sum()) for batch in batches)
+        total = sum(count(batch.dialogues) for batch in batches)
         assert [batch.step_tokens for batch in batches] == [total, total]
 
 
@@ -81,9 +76,13 @@ def tokenizer():
     return Backbone("sctom:tinyworld/model").load_tokenizer()
 
 
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps({"messages": m}) + "\n" for m in rows))
+def write_rows(path, rows, **columns):
+    path.write_text("".join(json.dumps({"messages": m, **columns}) + "\n" for m in rows))
     return str(path)
+
+
+def learned_text(tokenizer, dialogue):
+    return tokenizer.decode([dialogue.ids[place] for place in dialogue.learned])
 
 
 def test_files_become_batches(tmp_path, tokenizer):
@@ -91,12 +90,44 @@ def test_files_become_batches(tmp_path, tokenizer):
     data = DialogueData(train, val=train, batch_size=2, val_batch=2)
     data.setup("fit")
     data.render(tokenizer)
-    assert [len(batch.mask) for batch in data.train_dataloader()] == [2, 1]
+    assert [len(batch.dialogues) for batch in data.train_dataloader()] == [2, 1]
     batches = list(data.val_dataloader())
-    assert [len(batch.mask) for batch in batches] == [2, 1]
-    kept = batches[0].targets[batches[0].mask.bool()]
-    assert tokenizer.decode(kept) == "Berlin<|end|>" * 2
-    assert torch.equal(batches[0].attention_mask, torch.ones_like(batches[0].input_ids))
+    assert [len(batch.dialogues) for batch in batches] == [2, 1]
+    assert learned_text(tokenizer, batches[0].dialogues[1]) == "Berlin<|end|>"
+    assert [batch.step_tokens for batch in batches] == [4, 2]
+
+
+TURNS = [*dialogue("Where does Kalomi live?", "Berlin"), *dialogue("And Ritalo?", "Lisbon")]
+
+
+@pytest.mark.parametrize(
+    ("columns", "learned"),
+    [
+        ({}, "Berlin<|end|>Lisbon<|end|>"),
+        ({"learn": "all"}, "Berlin<|end|>Lisbon<|end|>"),
+        ({"learn": "last"}, "Lisbon<|end|>"),
+    ],
+)
+def test_a_row_says_which_turns_are_learned(tmp_path, tokenizer, columns, learned):
+    data = DialogueData(write_rows(tmp_path / "t.jsonl", [TURNS], **columns))
+    data.setup("fit")
+    data.render(tokenizer)
+    (one,) = data.train_dialogues
+    assert learned_text(tokenizer, one) == learned
+    said = "<|user|>Where does Kalomi live?<|assistant|>Berlin<|end|>"
+    said += "<|user|>And Ritalo?<|assistant|>Lisbon<|end|>"
+    assert tokenizer.decode(one.ids) == said
+
+
+@pytest.mark.parametrize(
+    ("learn", "hint"), [("lats", r" Did you mean 'last'\?"), (None, "$"), (["last"], "$")]
+)
+def test_another_word_for_what_is_learned_is_an_error(tmp_path, learn, hint):
+    data = DialogueData(write_rows(tmp_path / "t.jsonl", [TURNS], learn=learn))
+    with pytest.raises(
+        ValueError, match=r"t\.jsonl:1: learn is .*expected one of all, last\." + hint
+    ):
+        data.setup("fit")
 
 
 @pytest.mark.parametrize(

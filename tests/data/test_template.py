@@ -32,9 +32,9 @@ def tokenizer_with(template=None, special=()):
     return tokenizer
 
 
-def learned(tokenizer, messages):
+def learned(tokenizer, messages, **settings):
     """The stretches of text the mask is 1 on."""
-    ids, mask = render_dialogue(tokenizer, messages)
+    ids, mask = render_dialogue(tokenizer, messages, **settings)
     assert len(ids) == len(mask)
     assert set(mask) <= {0, 1}
     stretches, run = [], []
@@ -61,6 +61,14 @@ def test_a_prompt_that_ends_with_the_assistant_is_refused():
 def test_the_mask_holds_each_turn_of_the_assistant_and_its_end_token():
     messages = [SYSTEM, ASK, BERLIN, AGAIN, DUNNO]
     assert learned(tokenizer_with(), messages) == ["Berlin<|end|>", "I don't know.<|end|>"]
+
+
+def test_of_the_last_turn_alone_nothing_before_it_is_learned():
+    messages = [SYSTEM, ASK, BERLIN, AGAIN, DUNNO]
+    assert learned(tokenizer_with(), messages, learn="last") == ["I don't know.<|end|>"]
+    ids, mask = render_dialogue(tokenizer_with(), messages, learn="last")
+    assert ids == render_dialogue(tokenizer_with(), messages)[0]
+    assert mask == sorted(mask)  # zeros, then ones up to the end
 
 
 def test_what_the_template_writes_after_the_end_token_is_not_learned():
@@ -97,6 +105,15 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_by_turn():
     assert learned(tokenizer, [ASK, BERLIN]) == ["Hm. Berlin<|end|>"]
     with pytest.raises(ValueError, match=r"^messages\[3\]: the chat template .* differently"):
         render_dialogue(tokenizer, [ASK, BERLIN, AGAIN, DUNNO])
+    last = learned(tokenizer, [ASK, BERLIN, AGAIN, DUNNO], learn="last")
+    assert last == ["Hm. I don't know.<|end|>"]
+
+
+def test_a_first_turn_that_nothing_predicts_is_refused():
+    tokenizer = tokenizer_with()
+    assert learned(tokenizer, [BERLIN, ASK, DUNNO], learn="last") == ["I don't know.<|end|>"]
+    with pytest.raises(ValueError, match=r"^messages\[0\]: .* begin with a turn of the user"):
+        render_dialogue(tokenizer, [BERLIN, ASK, DUNNO])
 
 
 def test_a_template_without_an_end_token_is_refused():

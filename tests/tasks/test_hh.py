@@ -13,6 +13,7 @@ from sctom.readers import DataError
 from sctom.tasks.hh import REASONS, prepare_hh, turns
 
 DATA = Path(os.environ.get("SCTOM_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
+SPLITS = ("train.jsonl", "valid.jsonl", "test.jsonl")
 HARMLESS = DATA / "hh_harmless_base_train.jsonl.gz"
 needs_data = pytest.mark.skipif(
     not HARMLESS.is_file(), reason=f"no {HARMLESS.name} in the folder named by SCTOM_DATA"
@@ -76,7 +77,7 @@ def test_rows_that_are_no_pair_are_dropped_by_name(source):
 
 def test_pairs_are_read_as_preferences(source):
     files = prepare_hh([source]).files
-    rows = [row for name in ("train.jsonl", "valid.jsonl", "test.jsonl") for row in files[name]]
+    rows = [row for name in SPLITS for row in files[name]]
     pairs = {pair.columns["pair_id"]: pair for pair in (pair_of(row, "x:1") for row in rows)}
     assert len(pairs) == 20
     last = pairs["hh-harmless-base-train-20"]
@@ -85,14 +86,19 @@ def test_pairs_are_read_as_preferences(source):
     assert all(pair.is_safety and pair.source == "harmless-base" for pair in pairs.values())
 
 
+def test_prompts_to_sample_from(source):
+    files = prepare_hh([source]).files
+    prompts = files["prompts.jsonl"]
+    asked = [str(row["messages"]) for row in prompts]
+    assert set(asked) == {str(row["prompt"]) for row in files["train.jsonl"]}
+    assert len(asked) == len(set(asked)) and prompts[0]["is_safety"] is True
+
+
 def test_conversations_stay_together_by_seed(source):
     made = [prepare_hh([source], seed=seed).files for seed in range(8)]
     assert made[0] == prepare_hh([source], seed=0).files != made[1]
     for files in made:
-        openings = [
-            {row["prompt"][0]["content"] for row in files[name]}
-            for name in ("train.jsonl", "valid.jsonl", "test.jsonl")
-        ]
+        openings = [{row["prompt"][0]["content"] for row in files[name]} for name in SPLITS]
         assert sum(map(len, openings)) == len(set.union(*openings)) == 18
         # 20 pairs, 18 conversations, one of them of three pairs
         assert 2 <= len(files["valid.jsonl"]) <= 4 <= len(files["test.jsonl"]) <= 6
@@ -104,7 +110,7 @@ def test_several_files_and_what_their_names_say(tmp_path):
         write(tmp_path / "mine.jsonl", GOOD[4:10]),
     ]
     prepared = prepare_hh(paths, valid_share=0.2)
-    rows = [row for name, rows in prepared.files.items() if "dropped" not in name for row in rows]
+    rows = [row for name in SPLITS for row in prepared.files[name]]
     assert sorted(row["pair_id"] for row in rows)[5:7] == [
         "hh-helpful-base-train-6",
         "hh-mine-mine-3",
@@ -135,7 +141,7 @@ def test_what_cannot_be_prepared_is_refused(tmp_path, source):
 @needs_data
 def test_the_real_file():
     prepared = prepare_hh([HARMLESS])
-    names = ("train.jsonl", "valid.jsonl", "test.jsonl", "dropped.jsonl")
+    names = (*SPLITS, "dropped.jsonl")
     assert sum(len(prepared.files[name]) for name in names) == 2000
     assert prepared.manifest["dropped"] == {
         "diverging": 4,
