@@ -7,14 +7,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from sctom.fit import EXPECTED_ERRORS
 from sctom.hints import HintingParser
+from sctom.rundir import Resume
 
 S = TypeVar("S")
-
-Resume = Literal["error", "auto"]
 
 
 def parse(
@@ -39,7 +38,8 @@ def parse(
         "--resume",
         type=Resume,
         default="error",
-        help="What to do with a run_dir that holds a run: error, or auto (go on with it).",
+        help="What to do with a run_dir that holds a run: error, auto (go on), "
+        "must (go on or fail), fresh (set it aside).",
     )
     config = parser.parse_args(argv)
     names = [field.name for field in fields(settings)]  # type: ignore[arg-type]

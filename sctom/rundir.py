@@ -37,7 +37,8 @@ class Start:
     """One line for the console."""
 
 
-def _set_aside(run_dir: Path) -> Path:
+def set_aside(run_dir: Path) -> Path:
+    """Give the folder of a run another name, that it may have its own again; returns that name."""
     number = 1
     while (target := run_dir.with_name(f"{run_dir.name}.old-{number}")).exists():
         number += 1
@@ -65,7 +66,7 @@ def decide(run_dir: str | Path, resume: Resume) -> Start:
     anew = f"starting a new run in {folder}"
     if resume == "fresh":
         if holds_results:
-            return Start(None, 0, f"{anew}; the old one is now {_set_aside(folder)}")
+            return Start(None, 0, f"{anew}; the old one is now {set_aside(folder)}")
         return Start(None, 0, anew)
     if resume == "error" and holds_results:
         state = f"a run at iteration {found[-1][0]}" if found else "the results of a run"

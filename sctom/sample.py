@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         summary = run(settings, plain, resume=resume)
     console = get_console()
     console.print(table_of(summary.lines()))
-    console.print(f"{settings.run_dir}/kept.jsonl is what to learn from", markup=False)
+    console.print(f"{settings.run_dir}/kept.jsonl is what to learn from", soft_wrap=True)
 
 
 if __name__ == "__main__":

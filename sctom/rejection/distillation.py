@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from sctom.assets import resolve
 from sctom.batch import Prompt, Row
@@ -28,11 +28,11 @@ from sctom.readers import DataError
 from sctom.rejection.draw import Answerer, preceded, read_prompts, score
 from sctom.rejection.engine import KEPT, REJECTED, SAMPLES, progress_bar, record_of
 from sctom.rejection.settings import SampleSettings
-from sctom.rejection.store import Folder, Samples, hash_of, replacing
+from sctom.rejection.store import Folder, Samples, begin, hash_of, replacing
 from sctom.rejection.summary import SUMMARY
 from sctom.rewards import Reward, RewardHealth, combine
 from sctom.rollout import Sampling
-from sctom.rundir import locked
+from sctom.rundir import Resume, locked
 from sctom.seeds import seed_for
 
 ORIGINAL, DISTILLED, PREPROMPT = range(3)
@@ -48,10 +48,12 @@ class DistillSettings:
         rewards: the safety reward; higher is safer. Of several, their weighted sum.
         preprompts: texts that the model sees before the prompt; one of them for each prompt.
         is_safety: column that is true where a prompt is adversarial; the others are left alone.
-        keep_original: where the distilled answer is no better, learn from the original one; false
-            leaves the prompt out.
+        keep_original: where the distilled answer is no better or not usable, learn from the
+            original one; false leaves the prompt out.
         sampling: how both answers are drawn.
         columns: "plain" or "selfaware", see `PromptData`.
+        system: replaces the system message of every prompt; null leaves it alone.
+        limit: only the first so many prompts; null for all.
         max_prompt_tokens: a longer prompt is an error that names it.
         keep_truncated: allow answers that max_new_tokens cut off.
         chunk: prompts at a time. Changes memory, not results.
@@ -67,6 +69,8 @@ class DistillSettings:
     keep_original: bool = False
     sampling: Sampling = Sampling()  # noqa: RUF009  frozen
     columns: Columns = "plain"
+    system: str | None = None
+    limit: int | None = None
     max_prompt_tokens: int = 1024
     keep_truncated: bool = False
     chunk: int = 64
@@ -104,15 +108,13 @@ class Distilled:
         ]
 
 
-def distil(
-    settings: DistillSettings, config: Mapping[str, Any], *, resume: Literal["error", "auto"]
-) -> Distilled:
+def distil(settings: DistillSettings, config: Mapping[str, Any], *, resume: Resume) -> Distilled:
     """Answer adversarial prompts with and without a preprompt, and keep what is better with it.
 
     Args:
         settings: what to do.
         config: the settings as plain values, see `sctom.rejection.engine.run`.
-        resume: "error": a folder that holds a run is an error; "auto": go on with it.
+        resume: what to do with a folder that holds a run, as `sctom.rundir.decide` has it.
 
     Raises:
         ValueError: settings, data or rewards that cannot be used, or the folder of another run.
@@ -123,7 +125,7 @@ def distil(
     tokenizer = settings.backbone.load_tokenizer()
     everything = read_prompts(sampled, tokenizer)
     prompts = _adversarial(settings, everything)
-    place = Path(settings.run_dir)
+    place = begin(settings.run_dir, resume)
     with locked(place):
         answerer = Answerer(settings.backbone, tokenizer, settings.sampling)
         inputs = {
@@ -144,12 +146,14 @@ def distil(
 
 def _as_sampling(settings: DistillSettings) -> SampleSettings:
     """The part that reading the prompts needs, checked."""
+    least_one = ("at least 1", 1, math.inf)
     check_numbers(
         "distillation",
         {
-            "chunk": (settings.chunk, "at least 1", 1, math.inf),
-            "max_prompt_tokens": (settings.max_prompt_tokens, "at least 1", 1, math.inf),
+            "chunk": (settings.chunk, *least_one),
+            "max_prompt_tokens": (settings.max_prompt_tokens, *least_one),
             "seed": (settings.seed, "from 0 to 2**62", 0, 2**62),
+            **({} if settings.limit is None else {"limit": (settings.limit, *least_one)}),
         },
     )
     if not settings.preprompts or not all(text.strip() for text in settings.preprompts):
@@ -161,6 +165,8 @@ def _as_sampling(settings: DistillSettings) -> SampleSettings:
         settings.prompts,
         settings.rewards,
         columns=settings.columns,
+        system=settings.system,
+        limit=settings.limit,
         max_prompt_tokens=settings.max_prompt_tokens,
     )
 
@@ -243,15 +249,14 @@ def _choose(
             if not any(map(math.isnan, scores)):
                 both.append(scores)
             usable = [_usable(settings, record, v) for record, v in zip(pair, scores, strict=True)]
-            if not all(usable):
-                verdict = "unusable"
-            else:
+            verdict = "unusable"
+            if all(usable):
                 verdict = "better" if scores[DISTILLED] > scores[ORIGINAL] else "no better"
             counts[verdict] += 1
             kept = None
             if verdict == "better":
                 kept = DISTILLED
-            elif verdict == "no better" and settings.keep_original:
+            elif usable[ORIGINAL] and settings.keep_original:
                 kept = ORIGINAL
             keep([rows[kept]] if kept is not None else [])
             reject([row for i, row in enumerate(rows) if i != kept])

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -18,10 +18,10 @@ from sctom.modules.backbone import fingerprint
 from sctom.rejection.draw import Answerer, read_prompts, score
 from sctom.rejection.select import Group
 from sctom.rejection.settings import SampleSettings, check_settings
-from sctom.rejection.store import Folder, Samples, hash_of, replacing
+from sctom.rejection.store import Folder, Samples, begin, hash_of, replacing
 from sctom.rejection.summary import Numbers, Summary, summarise, write_summary
 from sctom.rewards import RewardHealth, combine
-from sctom.rundir import locked
+from sctom.rundir import Resume, locked
 from sctom.selection import random_baseline
 
 SAMPLES, KEPT, REJECTED, BASELINE = (
@@ -29,15 +29,13 @@ SAMPLES, KEPT, REJECTED, BASELINE = (
 )
 
 
-def run(
-    settings: SampleSettings, config: Mapping[str, Any], *, resume: Literal["error", "auto"]
-) -> Summary:
+def run(settings: SampleSettings, config: Mapping[str, Any], *, resume: Resume) -> Summary:
     """Sample, score and choose; what is in `run_dir` of the same run is not done again.
 
     Args:
         settings: what to do.
         config: the settings as plain values, for the manifest.
-        resume: "error": a folder that holds a run is an error; "auto": go on with it.
+        resume: what to do with a folder that holds a run, as `sctom.rundir.decide` has it.
 
     Raises:
         ValueError: settings, data or rewards that cannot be used, or the folder of another run.
@@ -47,7 +45,7 @@ def run(
     settings.backbone.check_paths(frozen=True)
     tokenizer = settings.backbone.load_tokenizer()
     prompts = read_prompts(settings, tokenizer)
-    place = Path(settings.run_dir)
+    place = begin(settings.run_dir, resume)
     with locked(place):
         answerer = Answerer(settings.backbone, tokenizer, settings.sampling)
         source = Path(resolve(settings.prompts))

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sctom.callbacks.checkpoint import publish
 from sctom.callbacks.common import Record, atomic_write, to_lines
+from sctom.rundir import Resume, set_aside
 
 UNCHANGING = ("run_dir", "chunk")
 """Settings that do not change what comes out."""
@@ -107,6 +108,19 @@ def replacing(path: Path) -> Iterator[Callable[[Sequence[Record]], None]]:
     publish(temporary, path)
 
 
+def begin(run_dir: str, resume: Resume) -> Path:
+    """The folder of a run; with "fresh", one that holds something is set aside under another name.
+
+    Args:
+        run_dir: the folder.
+        resume: as `sctom.rundir.decide` has it.
+    """
+    path = Path(run_dir)
+    if resume == "fresh" and (path / MANIFEST_FILE).exists():
+        print(f"the old run is now {set_aside(path)}")
+    return path
+
+
 @dataclass
 class Folder:
     """The folder of a run, and its manifest.
@@ -121,28 +135,36 @@ class Folder:
     inputs: Mapping[str, str]
     """What is read -> its hash."""
 
-    def open(self, resume: Literal["error", "auto"]) -> bool:
+    def open(self, resume: Resume) -> bool:
         """Begin, or go on.
+
+        Args:
+            resume: "error", "auto" or "must", as `sctom.rundir.decide` has them.
 
         Returns:
             Whether the run is finished already, with all it has written unchanged.
 
         Raises:
-            RunFolderError: the folder holds a run and `resume` is "error", or another run, or one
-                whose files have changed.
+            RunFolderError: the folder holds a run and `resume` is "error", none and it is "must",
+                or another run, or one whose files have changed.
         """
         file = self.path / MANIFEST_FILE
         if not file.exists():
-            if self.path.exists() and any(p.name != ".lock" for p in self.path.iterdir()):
+            if self.path.exists() and any(p.name[0] != "." for p in self.path.iterdir()):
                 raise RunFolderError(
                     f"{self.path} holds other files; name an empty folder as run_dir"
+                )
+            if resume == "must":
+                raise RunFolderError(
+                    f"--resume must: {self.path} holds no run to go on with; check run_dir, or use "
+                    "--resume auto"
                 )
             self._write(None)
             return False
         if resume == "error":
             raise RunFolderError(
-                f"{self.path} holds a run already; use --resume auto to go on with it, or another "
-                "--run_dir"
+                f"{self.path} holds a run already; use --resume auto to go on with it, --resume "
+                "fresh to set it aside, or another --run_dir"
             )
         found = json.loads(file.read_bytes())
         self._check_same(found)

@@ -221,9 +221,10 @@ def write_summary(folder: Path, summary: Summary) -> list[str]:
     content: dict[str, Any] = asdict(summary)
     del content["tokens_per_second"]
     atomic_write(folder / SUMMARY, json.dumps(content, indent=2) + "\n")
-    if summary.curve:
-        atomic_write(folder / PICTURE, picture(summary))
-    return [SUMMARY]
+    if not summary.curve:
+        return [SUMMARY]
+    atomic_write(folder / PICTURE, picture(summary))
+    return [SUMMARY, PICTURE]
 
 
 def picture(summary: Summary) -> bytes:

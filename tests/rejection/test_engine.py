@@ -193,12 +193,13 @@ def test_settings_that_mean_nothing(settings, changes, said):
         check_settings(settings(**changes))
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, tiny_model, tiny_prompts):
     def command(folder):
         return [
             *(sys.executable, "-m", "sctom.sample", "--backbone.class_path=Backbone"),
             *(f"--backbone.init_args.path={tiny_model}", f"--prompts={tiny_prompts}"),
-            *("--rewards=[{class_path: SelfAware}]", "--columns=selfaware", "--samples=400"),
+            *("--rewards=[{class_path: SelfAware}]", "--columns=selfaware", "--samples=60"),
             *("--sampling.max_new_tokens=60", "--keep_truncated=true", "--chunk=1"),
             *(f"--run_dir={folder}", "--resume=auto"),
         ]

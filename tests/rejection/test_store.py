@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sctom.rejection.store import Folder, RunFolderError, Samples
+from sctom.rejection.store import Folder, RunFolderError, Samples, begin
 
 
 def lines(prompts):
@@ -40,6 +40,18 @@ def test_a_run_is_gone_on_with_only_if_it_is_the_same(tmp_path):
         Folder(path, {"samples": 4}, {"prompts": "abd"}).open("auto")
 
 
+def test_must_and_fresh(tmp_path):
+    path = tmp_path / "run"
+    with pytest.raises(RunFolderError, match="holds no run to go on with"):
+        folder(path).open("must")
+    folder(path).open("error")
+    assert not folder(path).open("must")
+    assert begin(str(path), "auto") == path and path.exists()
+    assert begin(str(path), "fresh") == path and not path.exists()
+    assert (tmp_path / "run.old-1" / "manifest.json").exists()
+    assert begin(str(path), "fresh") == path  # nothing to set aside
+
+
 def test_a_finished_run_must_be_as_it_was_left(tmp_path):
     path = tmp_path / "run"
     folder(path).open("error")
@@ -47,7 +59,7 @@ def test_a_finished_run_must_be_as_it_was_left(tmp_path):
     folder(path).finish(["kept.jsonl"])
     assert folder(path).open("auto")
     (path / "kept.jsonl").write_text("{ }\n")
-    with pytest.raises(RunFolderError, match="kept.jsonl is not what this run wrote"):
+    with pytest.raises(RunFolderError, match=r"kept.jsonl is not what this run wrote"):
         folder(path).open("auto")
 
 
