@@ -3,7 +3,8 @@
 Every set is written as train.jsonl, valid.jsonl and test.jsonl in the messages format (HumanEval as
 test.jsonl only, Google's example lines as train.jsonl and valid.jsonl) or as pairs of answers (hh,
 graded, conflicting), beside a manifest.json with the hashes of what was read and written. The same
-source, variant and seed give the same bytes.
+source, variant and seed give the same bytes. Two sets come from elsewhere: refusals from sctom
+itself, and gatt from the answers of a model.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from rich.table import Table
 from sctom.readers import DataError
 from sctom.tasks import tinyworld, tinyworld_confidence
 from sctom.tasks.code import SHOWN_TESTS, prepare_humaneval, prepare_mbpp
+from sctom.tasks.gatt import INSTRUCTIONS, SHORT_SHARE, prepare_gatt
 from sctom.tasks.google import prepare_google
 from sctom.tasks.graded import OVERLAP, prepare_graded
 from sctom.tasks.gsm8k import prepare_gsm8k
 from sctom.tasks.hh import TEST_SHARE, VALID_SHARE, prepare_hh
+from sctom.tasks.refusal import prepare_refusals
 from sctom.tasks.selfaware_source import prepare_selfaware
 from sctom.writers import Prepared, write
 
@@ -91,7 +94,14 @@ def build_parser() -> argparse.ArgumentParser:
     google.add_argument("--source", required=True, type=Path, help="training examples, JSONL")
     google.add_argument("--valid", type=Path, help="validation examples, JSONL")
     google.set_defaults(prepare=_google, finish=lambda arguments: None)
+    refusals = sets.add_parser(
+        "refusals", parents=[common], help="prompts that are harmless, plain or with a trigger word"
+    )
+    refusals.set_defaults(
+        prepare=lambda arguments: prepare_refusals(), finish=lambda arguments: None
+    )
     _add_pairs(sets, common)
+    _add_gatt(sets, common)
     return parser
 
 
@@ -124,6 +134,31 @@ def _add_pairs(sets: Any, common: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--stated", action="store_true", help="state the facts in the prompt, of new people"
         )
+
+
+def _add_gatt(sets: Any, common: argparse.ArgumentParser) -> None:
+    """The subcommand that lets a model answer under an instruction."""
+    gatt = sets.add_parser("gatt", parents=[common], help="dialogues for Ghost Attention")
+    gatt.add_argument("--dialogues", required=True, help="JSONL whose turns of the user are asked")
+    gatt.add_argument(
+        "--instructions", default=INSTRUCTIONS, help=f"JSONL to draw from (default {INSTRUCTIONS})"
+    )
+    gatt.add_argument("--model", required=True, help="folder of the model, such as RUN/model")
+    gatt.add_argument("--adapter", help="folder of an adapter to it")
+    for name, kind, default, said in (
+        ("max-new-tokens", int, 256, "longest answer (default 256)"),
+        ("temperature", float, 1.0, "of the answers (default 1)"),
+        ("top-p", float, 1.0, "of the answers (default 1)"),
+        ("most-kinds", int, None, "most kinds of instruction joined (default: all)"),
+    ):
+        gatt.add_argument(f"--{name}", type=kind, default=default, help=said)
+    gatt.add_argument(
+        "--short-share",
+        type=_share,
+        default=SHORT_SHARE,
+        help=f"share trained with short instructions (default {SHORT_SHARE})",
+    )
+    gatt.set_defaults(prepare=_gatt, finish=lambda arguments: None)
 
 
 def _selfaware(arguments: argparse.Namespace) -> Prepared:
@@ -181,6 +216,30 @@ def _conflicting(arguments: argparse.Namespace) -> Prepared:
         overlap=arguments.overlap,
         stated=arguments.stated,
     )
+
+
+def _gatt(arguments: argparse.Namespace) -> Prepared:
+    from sctom.fit import quiet
+    from sctom.modules.answers import turn_answers
+    from sctom.modules.backbone import Backbone
+    from sctom.rollout.base import Sampling
+
+    quiet()
+    try:
+        sampling = Sampling(
+            arguments.max_new_tokens, temperature=arguments.temperature, top_p=arguments.top_p
+        )
+        backbone = Backbone(arguments.model, adapter=arguments.adapter)
+        return prepare_gatt(
+            arguments.dialogues,
+            lambda: turn_answers(backbone, sampling, arguments.seed),
+            instructions=arguments.instructions,
+            seed=arguments.seed,
+            most_kinds=arguments.most_kinds,
+            short_share=arguments.short_share,
+        )
+    except (ValueError, RuntimeError) as error:  # of settings, weights or the chat template
+        raise DataError(str(error)) from error
 
 
 def _tinyworld_model(arguments: argparse.Namespace) -> None:

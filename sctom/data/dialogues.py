@@ -1,19 +1,18 @@
-"""Dialogues for SFTModule: whole conversations of which the assistant's turns are learned."""
+"""Dialogues for SFTModule: of each, the assistant's turns are learned, or its last one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import lightning as L
-from torch import Tensor
+import torch
 
 from sctom import readers
 from sctom.assets import resolve
 from sctom.data.batches import BatchLoader, InOrder
-from sctom.data.template import check_length, render_dialogue
-from sctom.rollout.causal import pad
+from sctom.data.template import Learn, check_length, render_dialogue
 
 
 @dataclass(frozen=True)
@@ -21,57 +20,46 @@ class Dialogue:
     """One dialogue as token ids, and which of them are learned."""
 
     ids: list[int]
+    """At least one is learned, and not the first, which nothing predicts."""
     mask: list[int]
-    """1 on the assistant's tokens, as long as ids."""
+    """1 on the tokens that are learned, as long as ids."""
 
     @property
     def tokens(self) -> int:
         """Number of learned tokens."""
         return sum(self.mask)
 
+    @property
+    def start(self) -> int:
+        """Place of the first learned token."""
+        return self.mask.index(1)
 
-@dataclass
+    @property
+    def learned(self) -> list[int]:
+        """Places of the learned tokens."""
+        return [place for place, counts in enumerate(self.mask) if counts]
+
+
+@dataclass(frozen=True)
 class DialogueBatch:
-    """Dialogues as tensors: B rows, L tokens at most, T learned tokens at most."""
+    """Dialogues that are run together; the module, which knows the model, makes tensors of them."""
 
-    input_ids: Tensor
-    """[B, L] padded on the right."""
-    attention_mask: Tensor
-    """[B, L] 1 on real tokens, from the lengths."""
-    position_ids: Tensor
-    """[B, L]"""
-    sources: Tensor
-    """[B, T] index into L of the token whose hidden state predicts each learned token."""
-    targets: Tensor
-    """[B, T] the learned tokens, 0 where masked."""
-    mask: Tensor
-    """[B, T] 1.0 on learned tokens."""
-    step_tokens: float
+    dialogues: list[Dialogue]
+    step_tokens: int
     """Learned tokens of the whole optimiser step: all accumulated batches of all ranks."""
 
+    def to(self, device: torch.device) -> DialogueBatch:
+        """The batch as it is, for Lightning: token ids go to the device when they are laid out."""
+        return self
 
-def collate(rows: Sequence[Dialogue], step_tokens: float) -> DialogueBatch:
-    """Make tensors of dialogues.
 
-    Args:
-        rows: B dialogues.
-        step_tokens: learned tokens of the optimiser step that this batch is a part of.
+def count(dialogues: Sequence[Dialogue]) -> int:
+    """Learned tokens of several dialogues.
 
-    >>> batch = collate([Dialogue([5, 6, 7, 8], [0, 0, 1, 1]), Dialogue([5, 9], [0, 1])], 3)
-    >>> batch.targets.tolist(), batch.sources.tolist(), batch.mask.tolist()
-    ([[7, 8], [9, 0]], [[1, 2], [0, 0]], [[1.0, 1.0], [1.0, 0.0]])
+    >>> count([Dialogue([5, 6, 7], [0, 1, 1]), Dialogue([5, 9], [0, 1])])
+    3
     """
-    input_ids, attention_mask, position_ids = pad([row.ids for row in rows], 0, side="right")
-    places = [[i for i, counts in enumerate(row.mask) if counts] for row in rows]
-    targets, kept, _ = pad(
-        [[row.ids[i] for i in where] for row, where in zip(rows, places, strict=True)],
-        0,
-        side="right",
-    )
-    sources, _, _ = pad([[i - 1 for i in where] for where in places], 0, side="right")
-    return DialogueBatch(
-        input_ids, attention_mask, position_ids, sources, targets, kept.float(), float(step_tokens)
-    )
+    return sum(dialogue.tokens for dialogue in dialogues)
 
 
 def dialogue_loader(
@@ -87,16 +75,19 @@ def dialogue_loader(
     return BatchLoader(
         dialogues,
         [len(row.ids) for row in dialogues],
-        lambda mine, step: collate(mine, sum(row.tokens for row in step)),
+        lambda mine, step: DialogueBatch(mine, count(step)),
         batch_size,
         **order,
     )
 
 
 class DialogueData(L.LightningDataModule):
-    """Dialogues from JSONL files in the messages format; every turn of the assistant is learned.
+    """Dialogues from JSONL files in the messages format, to learn what the assistant says.
 
-    Each line is {"messages": [{"role", "content"}, ...], ...}; other columns are ignored.
+    Each line is {"messages": [{"role", "content"}, ...], "learn": "all" or "last", ...}; other
+    columns are ignored. "all", the default, learns every turn of the assistant; "last" learns its
+    last one only, and the loss is 0 on all that comes before, whoever says it (Ghost Attention,
+    Llama 2, arXiv 2307.09288, section 3.3).
 
     Args:
         train: JSONL file of training dialogues ("sctom:..." for one that sctom ships).
@@ -105,8 +96,8 @@ class DialogueData(L.LightningDataModule):
         val_batch: validation dialogues of one batch.
         max_tokens: a longer dialogue is an error that names it; none is ever cut.
         shuffle: draw a new order each epoch; false keeps the order of the file (a curriculum).
-        window: fill so many batches together, with dialogues of similar length side by side: less
-            padding.
+        window: fill so many batches together, with dialogues of similar length side by side. Packed
+            rows have no padding to save; for a model that runs on padded rows it saves time.
         seed: address of the order; null takes seed_everything.
     """
 
@@ -155,7 +146,9 @@ class DialogueData(L.LightningDataModule):
         for number, row in enumerate(rows, start=1):
             place = f"{resolve(path)}:{number}"
             try:
-                ids, mask = render_dialogue(tokenizer, row["messages"])
+                ids, mask = render_dialogue(
+                    tokenizer, row["messages"], learn=row.get("learn", "all")
+                )
             except ValueError as error:
                 raise ValueError(f"{place}: {error}") from error
             check_length(ids, self.max_tokens, place=place)
@@ -180,9 +173,7 @@ class DialogueData(L.LightningDataModule):
             return []
         place = self._place()
         rows = self.val_dialogues[place["rank"] :: place["world_size"]]
-        return InOrder(
-            rows, lambda part: collate(part, sum(row.tokens for row in part)), self.val_batch
-        )
+        return InOrder(rows, lambda part: DialogueBatch(part, count(part)), self.val_batch)
 
     def _place(self) -> dict[str, int]:
         trainer = self.trainer
@@ -196,4 +187,14 @@ def _read(path: str) -> list[dict[str, Any]]:
     rows = readers.read_jsonl(file)
     for number, row in enumerate(rows, start=1):
         readers.check_messages(row, f"{file}:{number}")
+        _check_learn(row, f"{file}:{number}")
     return rows
+
+
+def _check_learn(row: dict[str, Any], place: str) -> None:
+    choices, given = get_args(Learn), row.get("learn", "all")
+    if given not in choices:
+        hint = readers.nearest(given, list(choices)) if isinstance(given, str) else ""
+        raise readers.DataError(
+            f"{place}: learn is {given!r}; expected one of {', '.join(choices)}.{hint}"
+        )

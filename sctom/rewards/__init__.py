@@ -34,6 +34,7 @@ from sctom.rewards.math_rewards import (
     CosineScaledReward,
     ReasoningAccuracyReward,
 )
+from sctom.rewards.refusal import NoFalseRefusal, is_refusal
 from sctom.rewards.run import RewardResults, RunningRewards, run_rewards, start_rewards
 from sctom.rewards.selfaware import (
     IDK_PATTERNS,
@@ -63,6 +64,7 @@ __all__ = [
     "JudgeError",
     "JudgeReward",
     "LogScore",
+    "NoFalseRefusal",
     "ReasoningAccuracyReward",
     "RepetitionPenalty",
     "Reward",
@@ -85,6 +87,7 @@ __all__ = [
     "get_repetition_penalty_reward",
     "get_soft_overlong_punishment",
     "is_idk_response",
+    "is_refusal",
     "normalize_then_sum",
     "reasoning_accuracy_reward",
     "run_rewards",

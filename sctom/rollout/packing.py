@@ -33,6 +33,19 @@ class Bundle:
     visible: Tensor
     """[longest, prefix + longest] True where a continuation's token attends."""
 
+    def side_by_side(self, packed: Tensor) -> Tensor:
+        """The continuations [rows, K, longest, D] of a packed row [1, K, N, D]."""
+        picked = packed[0].index_select(1, self.gather)
+        return picked.view(len(picked), self.rows, self.longest, -1).transpose(0, 1)
+
+    def behind(self, prefix: Tensor, packed: Tensor) -> Tensor:
+        """Each of them behind the prefix [1, K, P, D]: [rows, K, P + longest, D]."""
+        return torch.cat([prefix.expand(self.rows, -1, -1, -1), self.side_by_side(packed)], 2)
+
+    def lengths(self) -> Tensor:
+        """[rows] tokens of each continuation that are in the packed row."""
+        return (self.real // self.longest).bincount(minlength=self.rows)
+
 
 @dataclass(frozen=True)
 class Group:
@@ -99,15 +112,10 @@ def _continuations(
     sdpa: Callable[..., Tensor],
 ) -> Tensor:
     """Attention of continuations to their prefix and to themselves, [H, n, D]."""
-
-    def rows(packed: Tensor) -> Tensor:  # [1, K, N, D] -> [rows, K, longest, D]
-        picked = packed[0].index_select(1, bundle.gather)
-        return picked.view(len(picked), bundle.rows, bundle.longest, -1).transpose(0, 1)
-
     attended = sdpa(
-        rows(query),
-        torch.cat([prefix_key.expand(bundle.rows, -1, -1, -1), rows(key)], 2),
-        torch.cat([prefix_value.expand(bundle.rows, -1, -1, -1), rows(value)], 2),
+        bundle.side_by_side(query),
+        bundle.behind(prefix_key, key),
+        bundle.behind(prefix_value, value),
         attn_mask=bundle.visible,
     )
     return attended.transpose(0, 1).flatten(1, 2).index_select(1, bundle.real)
