@@ -1,9 +1,10 @@
-"""Any objective on a policy that fits in the head: three symbols, one softmax, no language model.
+"""Objectives on a policy that fits in the head: three symbols, one softmax, no language model.
 
     python examples/toy_policy.py --objective CISPO
 
 A completion is one to four symbols; its reward is the share of them that are symbol 2. The loop is
 the whole algorithm: sample, reward, advantages within groups, two optimiser steps on the losses.
+PPO is not here: it compares no completions and needs a value head instead.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def train(objective: Objective, *, iterations: int = 120, seed: int = 0) -> list
 
 
 def main() -> None:
-    choices = {cls.__name__: cls for cls in Objective.__subclasses__()}
+    choices = {cls.__name__: cls for cls in Objective.__subclasses__() if cls.rule != "gae"}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--objective", choices=choices, default="GRPO")
     objective = choices[parser.parse_args().objective]()

@@ -67,7 +67,18 @@ class Row:
     compared: float | None = None
     """What advantages compare, where that is not the weighted sum; see `signal`."""
     advantage: float = 0.0
-    """Group-relative advantage; 0 where there was no reward."""
+    """Group-relative advantage; 0 where there was no reward. The mean of `advantages`, if any."""
+    token_rewards: Any = None
+    """[T] the reward spread over the tokens, where a KL penalty is taken off: they sum to it."""
+    old_values: Any = None
+    """[T] value predicted before each token when the rollout was made.
+
+    None, as `returns` and `advantages`: no values are predicted.
+    """
+    returns: Any = None
+    """[T] what values are trained towards."""
+    advantages: Any = None
+    """[T] advantage of each token."""
     counted: bool = True
     """Whether it takes part in updates: in the sums of the loss and in what they are divided by."""
 

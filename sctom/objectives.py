@@ -1,12 +1,10 @@
 """The objectives a config may choose.
 
-Each binds one loss, one reduction, one advantage rule and their settings.
-
-No torch and no MLX here: `objective.bind(backend)` looks the functions up in the backend it is
-given (`sctom.losses` or `sctom.mlx_port.losses`), so one description serves both.
+Each binds one loss, one reduction, one advantage rule and their settings: `sctom.objective_base`
+says how. No torch and no MLX here.
 
 In YAML an objective is chosen by class, and its settings are the keyword-only arguments of its
-loss:
+loss (`PPO` has further ones, of its advantages and values):
 
     objective:
       class_path: CISPO
@@ -20,142 +18,39 @@ too wide for GSPO.
 
 from __future__ import annotations
 
-from abc import ABC
+import math
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-Scale = Literal["group", "batch", "none"]
-
-REDUCTIONS = (
-    "token_mean",
-    "sequence_mean",
-    "sequence_sum",
-    "fixed_length_mean",
-    "local_token_mean",
+from sctom.checks import check_numbers
+from sctom.objective_base import (
+    BoundObjective,
+    Objective,
+    Scale,
+    Totals,
+    beside,
+    setting,
 )
-RULES = ("group", "leave_one_out")
 
-
-def setting(default: float, *, argument: str) -> Any:
-    """A setting whose name in the config differs from the loss argument it is passed as."""
-    return field(default=default, metadata={"argument": argument})
-
-
-@dataclass(frozen=True)
-class Totals:
-    """The counts a loss is divided by.
-
-    They are those of the whole optimiser step, over all micro-batches and ranks.
-    """
-
-    tokens: float
-    """Number of unmasked tokens of the step."""
-    sequences: float
-    """Number of completions of the step, fully masked ones included."""
-    length: int
-    """Largest number of new tokens a completion may have (`fixed_length_mean` divides by it)."""
-
-
-@dataclass(frozen=True)
-class BoundObjective:
-    """An objective with the functions of one backend filled in."""
-
-    loss: Callable[..., Any]
-    """(logps, old_logps, advantages, mask) -> per-token losses [B, T]."""
-    advantages: Callable[[Any], Any]
-    """Rewards [P, G] -> advantages [P, G]."""
-    reduce: Callable[[Any, Any, Totals], Any]
-    """(losses [B, T], mask [B, T], totals) -> this micro-batch's share of the step's loss.
-
-    The share is a scalar.
-    """
-
-
-@dataclass(frozen=True)
-class Objective(ABC):
-    """What is maximised.
-
-    Subclass it, in sctom or in a file of your own, and name the class in the config.
-
-    Class attributes of a subclass:
-        loss: name of a function of the backend's losses, or a function of your own (wrapped in
-            `staticmethod`).
-        reduction: "token_mean" | "sequence_mean" | "sequence_sum" | "fixed_length_mean" |
-            "local_token_mean".
-        rule: "group" (mean and scale within the group) or "leave_one_out".
-        fixed: loss arguments the objective is defined by and no config may change.
-        formula: one line printed when a run starts.
-    """
-
-    loss: ClassVar[str | Callable[..., Any]]
-    reduction: ClassVar[str]
-    rule: ClassVar[str] = "group"
-    advantage_scale: ClassVar[Scale] = "none"
-    fixed: ClassVar[dict[str, Any]] = {}
-    formula: ClassVar[str]
-
-    def arguments(self) -> dict[str, Any]:
-        """The keyword-only arguments of the loss: the fixed ones and the settings.
-
-        They go under the loss's names.
-        """
-        chosen = {
-            item.metadata.get("argument", item.name): getattr(self, item.name)
-            for item in fields(self)
-            if item.name != "scale"
-        }
-        return {**self.fixed, **chosen}
-
-    def bind(self, backend: Any) -> BoundObjective:
-        """Fill in the functions of a backend, a module with the names of `sctom.losses`.
-
-        Raises:
-            ValueError: the class names an unknown reduction or advantage rule.
-
-        >>> import sctom.losses
-        >>> bound = GRPO(clip_high=0.28).bind(sctom.losses)
-        >>> bound.advantages.keywords
-        {'scale': 'group'}
-        """
-        for name, value, choices in (
-            ("reduction", self.reduction, REDUCTIONS),
-            ("rule", self.rule, RULES),
-        ):
-            if value not in choices:
-                raise ValueError(
-                    f"{type(self).__name__}.{name} must be one of {', '.join(choices)} "
-                    f"but is {value!r}"
-                )
-        function = getattr(backend, self.loss) if isinstance(self.loss, str) else self.loss
-        if self.rule == "leave_one_out":
-            advantages = partial(backend.leave_one_out_advantages)
-        else:
-            advantages = partial(
-                backend.group_advantages, scale=getattr(self, "scale", self.advantage_scale)
-            )
-        return BoundObjective(
-            partial(function, **self.arguments()), advantages, self._reduce(backend)
-        )
-
-    def _reduce(self, backend: Any) -> Callable[[Any, Any, Totals], Any]:
-        name = self.reduction
-
-        def reduce(losses: Any, mask: Any, totals: Totals) -> Any:
-            if name == "token_mean":
-                return backend.token_mean(losses, mask, tokens=totals.tokens)
-            if name == "local_token_mean":
-                share = losses.shape[0] / totals.sequences
-                return backend.token_mean(losses, mask) * share
-            if name == "fixed_length_mean":
-                return backend.fixed_length_mean(
-                    losses, mask, length=totals.length, sequences=totals.sequences
-                )
-            return getattr(backend, name)(losses, mask, sequences=totals.sequences)
-
-        return reduce
-
+__all__ = [
+    "BNPO",
+    "CISPO",
+    "DAPO",
+    "GRPO",
+    "GSPO",
+    "PPO",
+    "RLME",
+    "RLOO",
+    "SAPO",
+    "BoundObjective",
+    "DrGRPO",
+    "Objective",
+    "Totals",
+    "setting",
+]
 
 _CLIPPED = "-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)"
 
@@ -380,3 +275,75 @@ class RLOO(Objective):
     clip_low: float = 0.2
     clip_high: float = 0.2
     ratio_max: float | None = None
+
+
+@dataclass(frozen=True)
+class PPO(Objective):
+    """Proximal Policy Optimization (arXiv 1707.06347, eq. 7 and 9) with a value head.
+
+    Every token has its own advantage, from rewards and predicted values (GAE, arXiv 1506.02438),
+    so completions need not be compared with others: `group_size` 1 will do. docs/ppo.md has the
+    equations, and what was chosen where Llama 2 (arXiv 2307.09288) is silent.
+
+    Args:
+        clip_low: width below 1 at which the ratio of a token with negative advantage is clipped.
+        clip_high: width above 1 at which the ratio of a token with positive advantage is clipped.
+        ratio_max: bound on the ratio before the clip, for both signs; null for none.
+        gamma: discount per token.
+        lam: decay of the trace: 0 trusts the value after each token, 1 only the rewards.
+        whiten_advantages: shift and scale the advantages of all tokens of a rollout to mean 0 and
+            variance 1.
+        value_clip: largest useful move of a value from that of the rollout, in units of the reward;
+            .inf for no clip.
+        value_weight: what the value loss is multiplied by.
+        value_lr_factor: the learning rate of the value head, in that of the policy: a new head has
+            all to learn, while the weights of the policy are trained already.
+        value_trains_policy: let the gradient of the value loss go on from the head into the
+            weights of the policy.
+        value_init: folder that a run with a value head saved its model to, to go on with that head;
+            null: a new one, which predicts 0.
+    """
+
+    loss: ClassVar[str] = "grpo_loss"
+    reduction: ClassVar[str] = "token_mean"
+    rule: ClassVar[str] = "gae"
+    fixed: ClassVar[dict[str, Any]] = {"level": "token"}
+    formula: ClassVar[str] = (
+        f"mean over all tokens of {_CLIPPED} + value_weight * "
+        "max((V - R)^2, (clip(V, V_old - value_clip, V_old + value_clip) - R)^2) / 2, "
+        "A = GAE(gamma, lam), R = A + V_old"
+    )
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    ratio_max: float | None = None
+    gamma: float = beside(1.0)
+    lam: float = beside(0.95)
+    whiten_advantages: bool = beside(True)
+    value_clip: float = beside(0.2)
+    value_weight: float = beside(0.5)
+    value_lr_factor: float = beside(10.0)
+    value_trains_policy: bool = beside(False)
+    value_init: str | None = beside(None)
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of their bounds."""
+        share, positive = ("from 0 to 1", 0, 1), ("0 or a positive number", 0, sys.float_info.max)
+        check_numbers(
+            "model.objective",
+            {
+                "gamma": (self.gamma, *share),
+                "lam": (self.lam, *share),
+                "value_clip": (self.value_clip, "above 0", sys.float_info.min, math.inf),
+                "value_weight": (self.value_weight, *positive),
+                "value_lr_factor": (self.value_lr_factor, *positive),
+            },
+        )
+
+    def bind(self, backend: Any) -> BoundObjective:
+        """Fill in the functions of a backend, that of the value loss too; see `Objective.bind`."""
+        value_loss = partial(backend.clipped_value_loss, clip=self.value_clip)
+        return replace(super().bind(backend), value_loss=value_loss)
+
+    def _advantages(self, backend: Any) -> Callable[..., Any]:
+        return partial(backend.gae_advantages, gamma=self.gamma, lam=self.lam)

@@ -12,13 +12,18 @@ import yaml
 from sctom.callbacks.checkpoint import checkpoints
 from sctom.fit import build, fit
 from sctom.modules.backbone import trainable
+from sctom.modules.reward_head import RewardModel
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-ALL = sorted(CONFIGS.rglob("*.yaml"))
+EVERY = sorted(CONFIGS.rglob("*.yaml"))
+ALL = [path for path in EVERY if "model" in yaml.safe_load(path.read_text())]
+"""Those of `sctom.fit`; the other commands have tests of their own."""
 TINY = sorted(CONFIGS.glob("tiny/*.yaml"))
+FOUR_BATCHES = ["--trainer.limit_train_batches", "4", "--trainer.limit_val_batches", "1"]
 SHORT = {
     "PolicyModule": ["--data.iterations", "2", "--data.val_limit", "8"],
-    "SFTModule": ["--trainer.limit_train_batches", "4", "--trainer.limit_val_batches", "1"],
+    "SFTModule": FOUR_BATCHES,
+    "RewardModelModule": FOUR_BATCHES,
 }
 UPDATES = {
     "tiny/dapo.yaml": 16,
@@ -26,6 +31,8 @@ UPDATES = {
     "tiny/grpo.yaml": 8,
     "tiny/cispo.yaml": 8,
     "tiny/sft.yaml": 2,
+    "tiny/reward_model.yaml": 2,
+    "tiny/ppo.yaml": 8,
 }
 
 
@@ -53,7 +60,7 @@ def test_every_config_is_accepted(path, monkeypatch, tmp_path):
     assert cli.datamodule.train_path == data["train"].replace("{variant}", data.get("variant", ""))
 
 
-@pytest.mark.parametrize("path", ALL, ids=name)
+@pytest.mark.parametrize("path", EVERY, ids=name)
 def test_every_config_says_what_it_is_and_how_it_is_run(path):
     comment = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert len(comment) >= 2
@@ -61,18 +68,28 @@ def test_every_config_says_what_it_is_and_how_it_is_run(path):
 
 
 def test_run_dirs_are_different():
-    folders = [yaml.safe_load(path.read_text())["run_dir"] for path in ALL]
+    folders = [yaml.safe_load(path.read_text())["run_dir"] for path in EVERY]
     assert len(folders) == len(set(folders))
 
 
 @pytest.mark.parametrize("path", TINY, ids=name)
-def test_the_tiny_configs_train(path, monkeypatch, tmp_path):
-    kind = yaml.safe_load(path.read_text())["model"]["class_path"]
+def test_the_tiny_configs_train(path, monkeypatch, tmp_path, graded_pairs):
+    content = yaml.safe_load(path.read_text())
+    data = content["data"]["init_args"]
+    prepared = [
+        option
+        for part in ("train", "val")
+        if data[part].startswith("runs/graded/")
+        for option in (f"--data.{part}", str(graded_pairs / Path(data[part]).name))
+    ]
     folder = tmp_path / "run"
-    cli = built(path, monkeypatch, "--run_dir", str(folder), *SHORT[kind])
+    short = SHORT[content["model"]["class_path"]]
+    cli = built(path, monkeypatch, "--run_dir", str(folder), *short, *prepared)
     fit(cli)
     assert cli.trainer.global_step == UPDATES[name(path)]
     assert len(checkpoints(folder)) == 1 and (folder / "model").is_dir()
     before = dict(cli.model.backbone.load_model().named_parameters())
-    moved = [not torch.equal(p, before[n]) for n, p in trainable(cli.model.model)]
+    trained = cli.model.model
+    language_model = trained.model if isinstance(trained, RewardModel) else trained
+    moved = [not torch.equal(p, before[n]) for n, p in trainable(language_model)]
     assert any(moved)

@@ -12,10 +12,12 @@ from sctom import objectives
 from sctom.objectives import Objective
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-OBJECTIVES = [
+OBJECTIVES = [  # that compare completions: the toy policy predicts no values
     thing
     for thing in vars(objectives).values()
-    if isinstance(thing, type) and issubclass(thing, Objective) and thing is not Objective
+    if isinstance(thing, type)
+    and issubclass(thing, Objective)
+    and thing not in (Objective, objectives.PPO)
 ]
 
 toy = runpy.run_path(str(EXAMPLES / "toy_policy.py"))

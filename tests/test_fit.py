@@ -214,8 +214,9 @@ def test_the_saved_config_runs_again(config, monkeypatch, tmp_path):
             "--data.order.solved_at=3",
             "--data.iterations=4",
         ],
+        ["--model.objective=PPO", "--model.kl_in=reward", "--model.truncated=mask"],
     ],
-    ids=["plain", "resampling"],
+    ids=["plain", "resampling", "ppo"],
 )
 def test_two_processes_train_like_one(config, tmp_path, options):
     (tmp_path / "sparse.py").write_text(

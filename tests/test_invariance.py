@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import sctom.losses
 from sctom import objectives
 from sctom.losses import kl_penalty
-from sctom.objectives import BNPO, GRPO, BoundObjective, Objective, Totals
+from sctom.objectives import BNPO, GRPO, PPO, BoundObjective, Objective, Totals
 
 OBJECTIVES = [
     thing
@@ -37,6 +37,12 @@ class TinyPolicy(nn.Module):
         self.embedding = nn.Parameter(torch.randn(VOCABULARY, 6, generator=generator).double())
         self.head = nn.Parameter(torch.randn(VOCABULARY, 6, generator=generator).double() / 4)
 
+        self.value = nn.Parameter(torch.randn(6, generator=generator).double() / 4)
+
+    def values(self, ids: Tensor) -> Tensor:
+        """Value before each token of [B, T + 1] but the first."""
+        return self.embedding[ids[:, :-1]] @ self.value
+
     def forward(self, ids: Tensor) -> Tensor:
         """Log-probability of each token of [B, T + 1] but the first."""
         logits = self.embedding[ids[:, :-1]] @ self.head.T
@@ -52,16 +58,21 @@ class Rows:
     old_logps: Tensor
     ref_logps: Tensor
     advantages: Tensor
+    old_values: Tensor
+    returns: Tensor
 
     def take(self, rows: list[int]) -> Rows:
         """Some of the rows, cut to the longest of them."""
         width = max(1, *(LENGTHS[row] for row in rows))
+        per_token = self.advantages.dim() == 2
         return Rows(
             self.ids[rows, : width + 1],
             self.mask[rows, :width],
             self.old_logps[rows, :width],
             self.ref_logps[rows, :width],
-            self.advantages[rows],
+            self.advantages[rows, :width] if per_token else self.advantages[rows],
+            self.old_values[rows, :width],
+            self.returns[rows, :width],
         )
 
 
@@ -71,11 +82,18 @@ def make_rows(bound: BoundObjective) -> Rows:
     ids = torch.randint(VOCABULARY, (rows, width + 1), generator=generator)
     mask = (torch.arange(width) < torch.tensor(LENGTHS)[:, None]).double()
     rewards = torch.tensor([[1.0, 0.0, 0.5, 2.0], [0.0, 1.0, 3.0, nan]], dtype=torch.float64)
-    advantages = bound.advantages(rewards).flatten()
+    with torch.no_grad():
+        old_values = TinyPolicy(seed=1).values(ids)
+    if bound.value_loss is None:
+        advantages, returns = bound.advantages(rewards).flatten(), torch.zeros_like(mask)
+    else:
+        last = mask - mask.roll(-1, 1) * (torch.arange(width) < width - 1)
+        token_rewards = last * rewards.nan_to_num().view(-1, 1)
+        advantages, returns = bound.advantages(token_rewards, old_values, mask)
     with torch.no_grad():
         logps, ref_logps = TinyPolicy(seed=TRAINED)(ids), TinyPolicy(seed=2)(ids)
         old_logps = torch.lerp(logps, TinyPolicy(seed=1)(ids), 0.15)  # clips some tokens, not all
-    return Rows(ids, mask, old_logps, ref_logps, advantages)
+    return Rows(ids, mask, old_logps, ref_logps, advantages, old_values, returns)
 
 
 TOTALS = Totals(tokens=sum(LENGTHS), sequences=len(LENGTHS), length=MAX_NEW_TOKENS)
@@ -93,8 +111,15 @@ def step_gradient(
         losses = bound.loss(logps, part.old_logps, part.advantages, part.mask)
         if beta:
             losses = losses + beta * kl_penalty(logps, part.old_logps, part.ref_logps, part.mask)
-        (factor * bound.reduce(losses, part.mask, TOTALS)).backward()
-    return torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+        loss = bound.reduce(losses, part.mask, TOTALS)
+        if bound.value_loss is not None:
+            values = policy.values(part.ids)
+            errors = bound.value_loss(values, part.old_values, part.returns, part.mask)
+            loss = loss + objective.value_weight * bound.reduce(errors, part.mask, TOTALS)
+        (factor * loss).backward()
+    trained = [p.grad.flatten() for p in policy.parameters() if p.grad is not None]
+    assert len(trained) == (2 if bound.value_loss is None else 3)
+    return torch.cat(trained)
 
 
 def split(size: int, rows: list[int] | None = None) -> list[list[int]]:
@@ -186,13 +211,20 @@ BY_HAND = {
     "SAPO": a * ((-4 * sigmoid(0.25) - 4 * sigmoid(-0.4)) / 2 + 4 / tau * sigmoid(tau * 2)) / 2,
     # R = 0.75 with A > 0, R = 3 with A < 0: neither is clipped
     "RLOO": 2 * (-0.75 + 3) / 2,
+    # values 1, 2 and 2: deltas 2 - 1, 3 - 2 and 1 - 2, so A = 1 + 0.95 x 1, 1 and -1
+    "PPO": (-1.2 * 1.95 - 0.6 + 3) / 3,
 }
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_loss_and_reduction_by_hand(objective):
     bound = objective().bind(sctom.losses)
-    advantages = bound.advantages(torch.tensor([[3.0, 1.0]], dtype=torch.float64)).flatten()
+    if objective is PPO:
+        rewards = torch.tensor([[0.0, 3.0], [1.0, 0.0]], dtype=torch.float64)
+        values = torch.tensor([[1.0, 2.0], [2.0, 0.0]], dtype=torch.float64)
+        advantages, _ = bound.advantages(rewards, values, POINT_MASK)
+    else:
+        advantages = bound.advantages(torch.tensor([[3.0, 1.0]], dtype=torch.float64)).flatten()
     losses = bound.loss(NOW, BEFORE, advantages, POINT_MASK)
     loss = bound.reduce(losses, POINT_MASK, Totals(tokens=3, sequences=2, length=4))
     assert loss.item() == pytest.approx(BY_HAND[objective.__name__], rel=1e-12)

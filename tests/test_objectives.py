@@ -17,9 +17,11 @@ from sctom.objectives import (
     DAPO,
     GRPO,
     GSPO,
+    PPO,
     RLME,
     RLOO,
     SAPO,
+    BoundObjective,
     DrGRPO,
     Objective,
     Totals,
@@ -30,6 +32,8 @@ ALL = [
     for thing in vars(objectives).values()
     if isinstance(thing, type) and issubclass(thing, Objective) and thing is not Objective
 ]
+
+COMPARING = [objective for objective in ALL if objective is not PPO]
 
 
 def settings(objective: type[Objective]) -> dict[str, Any]:
@@ -50,7 +54,7 @@ def loss_arguments(objective: type[Objective]) -> dict[str, Any]:
 @pytest.mark.parametrize("objective", ALL)
 def test_settings_and_fixed_are_the_arguments_of_the_loss(objective: type[Objective]):
     chosen = [item.metadata.get("argument", item.name) for item in fields(objective)]
-    chosen = [name for name in chosen if name != "scale"]
+    chosen = [name for name in chosen if name not in ("scale", None)]
     assert sorted([*chosen, *objective.fixed]) == sorted(loss_arguments(objective))
     assert objective().arguments().keys() == loss_arguments(objective).keys()
 
@@ -67,7 +71,7 @@ def test_a_setting_named_as_in_the_loss_has_the_default_of_the_loss(objective: t
 def test_an_alias_exists_because_its_default_differs(objective: type[Objective]):
     theirs = loss_arguments(objective)
     for item in fields(objective):
-        if "argument" in item.metadata:
+        if item.metadata.get("argument"):
             assert item.default != theirs[item.metadata["argument"]], item.name
 
 
@@ -129,16 +133,36 @@ def test_bind_looks_the_loss_up_in_the_backend(objective: type[Objective]):
         (DrGRPO(), ("group_advantages", (1,), {"scale": "none"})),
         (RLME(), ("group_advantages", (1,), {"scale": "none"})),
         (RLOO(), ("leave_one_out_advantages", (1,), {})),
+        (PPO(), ("gae_advantages", (1,), {"gamma": 1.0, "lam": 0.95})),
+        (PPO(gamma=0.9, lam=0.5), ("gae_advantages", (1,), {"gamma": 0.9, "lam": 0.5})),
     ],
 )
 def test_bind_looks_the_advantages_up_in_the_backend(objective: Objective, expected: tuple):
     assert objective.bind(Recorder()).advantages(1) == expected
 
 
+def test_bind_looks_the_value_loss_up_in_the_backend():
+    bound = PPO(value_clip=0.3).bind(Recorder())
+    assert bound.value_loss(1, 2, 3, 4) == ("clipped_value_loss", (1, 2, 3, 4), {"clip": 0.3})
+    assert all(objective().bind(Recorder()).value_loss is None for objective in COMPARING)
+
+
+def test_the_rule_of_ppo_belongs_to_its_subclasses():
+    @dataclass(frozen=True)
+    class Mine(GRPO):
+        rule: ClassVar[str] = "gae"
+
+    with pytest.raises(
+        ValueError, match='rule is "gae", which needs predicted values; make it a s'
+    ):
+        Mine().bind(Recorder())
+
+
 @pytest.mark.parametrize(
     ("objective", "name", "denominators"),
     [
         (DAPO(), "token_mean", {"tokens": 50}),
+        (PPO(), "token_mean", {"tokens": 50}),
         (GRPO(), "sequence_mean", {"sequences": 8}),
         (RLME(), "sequence_sum", {"sequences": 8}),
         (DrGRPO(), "fixed_length_mean", {"length": 16, "sequences": 8}),
@@ -165,6 +189,15 @@ REWARDS = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
 MASK = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
 STEP = Totals(tokens=5, sequences=2, length=4)
 
+
+def advantages_of(bound: BoundObjective) -> Tensor:
+    """Those of REWARDS: one for each completion, or for each token from values of 0."""
+    if bound.value_loss is None:
+        return bound.advantages(REWARDS).flatten()
+    last = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    return bound.advantages(last * REWARDS.T, torch.zeros(2, 3), MASK)[0]
+
+
 # (R - mean) / (std + eps) of the first completion, and -A of the second; std of [1, 0] = sqrt(0.5)
 A = 0.5 / (0.5**0.5 + 1e-4)
 
@@ -182,7 +215,17 @@ ON_POLICY = [  # what a token of the first completion (2 tokens) and of the seco
 
 
 def test_every_objective_has_a_hand_computed_gradient():
-    assert {objective for objective, _, _ in ON_POLICY} == set(ALL)
+    assert {objective for objective, _, _ in ON_POLICY} == set(COMPARING)
+
+
+def test_on_policy_gradient_of_ppo_by_hand():
+    bound = PPO().bind(sctom.losses)
+    logps = torch.full((2, 3), -1.5, dtype=torch.float64, requires_grad=True)
+    losses = bound.loss(logps, logps.detach(), advantages_of(bound), MASK)
+    bound.reduce(losses, MASK, STEP).backward()
+    # values 0, so A = 0.95^(tokens to come) R: 0.95 and 1 for the reward 1; over 5 tokens
+    expected = torch.tensor([[-0.95 / 5, -1 / 5, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    assert torch.allclose(logps.grad, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize(("objective", "first", "second"), ON_POLICY)
@@ -200,7 +243,7 @@ def test_micro_batches_add_up_except_for_bnpo(objective: type[Objective]):
     generator = torch.Generator().manual_seed(0)
     logps, noise = torch.randn(2, 2, 3, generator=generator, dtype=torch.float64) * 0.1
     bound = objective().bind(sctom.losses)
-    advantages = bound.advantages(REWARDS).flatten()
+    advantages = advantages_of(bound)
 
     def share(rows: slice) -> Tensor:
         losses = bound.loss(logps[rows], (logps + noise)[rows], advantages[rows], MASK[rows])

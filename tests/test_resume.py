@@ -219,6 +219,29 @@ def test_resampling_and_a_curriculum_resume_exactly(choosy_config, tmp_path):
     assert len(parts[0]["PromptData"]["visited"]) > 3  # the curriculum has something to go by
 
 
+def test_ppo_killed_between_two_minibatches_resumes_exactly(tmp_path, tiny_model, tiny_prompts):
+    objective = {"class_path": "PPO", "init_args": {"value_trains_policy": True}}
+    config = write_config(
+        tmp_path, tiny_model, tiny_prompts, objective=objective, kl_in="reward", kl_estimator="k1"
+    )
+    whole, run_dir = tmp_path / "whole", tmp_path / "run"
+    finish(start(config, whole, "error"))
+    argv = ["--config", str(config), "--run_dir", str(run_dir), "--resume", "auto"]
+    killed = subprocess.run(  # in the third of the four updates of iteration 4
+        [sys.executable, "-c", KILL.format(place="loss", count=15, argv=argv)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert checkpoints(run_dir)[-1][0] == 3
+    finish(start(config, run_dir, "must"))
+    assert_equal(final_weights(run_dir), final_weights(whole))
+    assert final_weights(whole)["value_head.weight"].any()
+    heads = [(folder / "model" / "value_head.safetensors") for folder in (run_dir, whole)]
+    assert heads[0].read_bytes() == heads[1].read_bytes()
+
+
 @pytest.mark.slow
 def test_killed_at_random_moments_and_resumed(config, uninterrupted, tmp_path):
     moments = random.Random(0)
@@ -238,6 +261,36 @@ def test_killed_at_random_moments_and_resumed(config, uninterrupted, tmp_path):
         if kills >= 8:
             break
     assert kills >= 8
+
+
+@pytest.mark.slow
+def test_a_reward_model_killed_and_resumed(tmp_path, graded_pairs):
+    source = Path(__file__).parents[1] / "configs" / "tiny" / "reward_model.yaml"
+    content = yaml.safe_load(source.read_text())
+    content["data"]["init_args"] |= {
+        "train": str(graded_pairs / "train.jsonl"),  # 64 pairs: a batch of 8 in each iteration
+        "val": str(graded_pairs / "valid.jsonl"),
+        "batch_size": 8,
+    }
+    content["trainer"]["callbacks"][-1]["init_args"]["every"] = 2
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(content))
+    whole, run_dir = tmp_path / "whole", tmp_path / "run"
+    finish(start(config, whole, "error"))
+    argv = ["--config", str(config), "--run_dir", str(run_dir), "--resume", "auto"]
+    killed = subprocess.run(
+        [sys.executable, "-c", KILL.format(place="half a save", count=3, argv=argv)],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert checkpoints(run_dir)[-1][0] == 4
+    finish(start(config, run_dir, "must"))
+    assert_equal(final_weights(run_dir), final_weights(whole))
+    assert "model.head.weight" in final_weights(run_dir)
+    files = [(folder / "metrics.jsonl").read_text() for folder in (run_dir, whole)]
+    assert files[0] == files[1]
 
 
 def test_a_resumed_run_obeys_its_config(config, tmp_path):

@@ -30,7 +30,7 @@ def test_the_tiny_world_and_training_on_what_was_kept(tmp_path, monkeypatch, cap
     settings["run_dir"] = str(tmp_path / "fit")
     fit.write_text(yaml.safe_dump(settings))
     cli = build_and_fit(fit, monkeypatch)
-    assert len(cli.datamodule.train_dialogues) == len(kept)
+    assert len(cli.datamodule.train_examples) == len(kept)
     assert (tmp_path / "fit" / "model" / "config.json").is_file()
 
 

@@ -15,10 +15,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from sctom.callbacks.banner_supervised import describe_supervised
 from sctom.callbacks.common import atomic_write, log_text, run_dir
 from sctom.modules.policy import PolicyModule
 from sctom.modules.quantize import memory_4bit
-from sctom.objectives import Objective
+from sctom.modules.supervised import SupervisedModule
+from sctom.objectives import PPO, Objective
 from sctom.rewards import Reward, RewardHealth
 from sctom.rollout import Sampling
 from sctom.rollout.sharing import why_plain
@@ -51,7 +53,8 @@ class Banner(Callback):
         """Print it before anything is sampled."""
         if not trainer.is_global_zero:
             return
-        lines = describe(trainer, pl_module)
+        supervised = isinstance(pl_module, SupervisedModule)
+        lines = (describe_supervised if supervised else describe)(trainer, pl_module)
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold", no_wrap=True)
         grid.add_column(overflow="fold")
@@ -226,6 +229,12 @@ def advantage_text(objective: Objective) -> str:
     >>> advantage_text(RLOO())
     'reward - mean of the other completions of its group'
     """
+    if isinstance(objective, PPO):
+        whitened = ", whitened over the rollout" if objective.whiten_advantages else ""
+        return (
+            f"of each token, from rewards and values (GAE, gamma {objective.gamma:g}, lambda "
+            f"{objective.lam:g}){whitened}"
+        )
     if objective.rule == "leave_one_out":
         return "reward - mean of the other completions of its group"
     scale = getattr(objective, "scale", objective.advantage_scale)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-import lightning as L
 import torch
 
 from sctom import readers
 from sctom.assets import resolve
-from sctom.data.batches import BatchLoader, InOrder
+from sctom.data.batches import BatchLoader
+from sctom.data.examples import ExampleData
 from sctom.data.template import Learn, check_length, render_dialogue
 
 
@@ -81,7 +81,7 @@ def dialogue_loader(
     )
 
 
-class DialogueData(L.LightningDataModule):
+class DialogueData(ExampleData[Dialogue, DialogueBatch]):
     """Dialogues from JSONL files in the messages format, to learn what the assistant says.
 
     Each line is {"messages": [{"role", "content"}, ...], "learn": "all" or "last", ...}; other
@@ -113,23 +113,18 @@ class DialogueData(L.LightningDataModule):
         window: int = 1,
         seed: int | None = None,
     ) -> None:
-        super().__init__()
-        settings = {"batch_size": batch_size, "val_batch": val_batch}
-        for name, value in (settings | {"max_tokens": max_tokens, "window": window}).items():
-            if value < 1:
-                raise ValueError(f"data.{name} must be at least 1 but is {value}")
-        self.train_path = train
-        self.val_path = val
-        self.batch_size = batch_size
-        self.val_batch = val_batch
-        self.max_tokens = max_tokens
-        self.shuffle = shuffle
-        self.window = window
-        self.seed = 0 if seed is None else seed
+        super().__init__(
+            train,
+            val=val,
+            batch_size=batch_size,
+            val_batch=val_batch,
+            max_tokens=max_tokens,
+            shuffle=shuffle,
+            window=window,
+            seed=seed,
+        )
         self.train_rows: list[dict[str, Any]] = []
         self.val_rows: list[dict[str, Any]] = []
-        self.train_dialogues: list[Dialogue] = []
-        self.val_dialogues: list[Dialogue] = []
 
     def setup(self, stage: str) -> None:
         """Read and check the files; no tokenizer is needed yet."""
@@ -138,8 +133,8 @@ class DialogueData(L.LightningDataModule):
 
     def render(self, tokenizer: Any) -> None:
         """Turn every row into token ids; called by the module, which owns the tokenizer."""
-        self.train_dialogues = self._render(self.train_rows, tokenizer, self.train_path)
-        self.val_dialogues = self._render(self.val_rows, tokenizer, self.val_path or "")
+        self.train_examples = self._render(self.train_rows, tokenizer, self.train_path)
+        self.val_examples = self._render(self.val_rows, tokenizer, self.val_path or "")
 
     def _render(self, rows: list[dict[str, Any]], tokenizer: Any, path: str) -> list[Dialogue]:
         dialogues = []
@@ -155,31 +150,13 @@ class DialogueData(L.LightningDataModule):
             dialogues.append(Dialogue(ids, mask))
         return dialogues
 
-    def train_dataloader(self) -> BatchLoader[Dialogue, DialogueBatch]:
-        """One epoch after another, each in its own order."""
-        accumulate = self.trainer.accumulate_grad_batches if self.trainer is not None else 1
-        return dialogue_loader(
-            self.train_dialogues,
-            self.batch_size,
-            seed=self.seed if self.shuffle else None,
-            accumulate=accumulate,
-            window=self.window,
-            **self._place(),
-        )
+    def loader(self, **order: Any) -> BatchLoader[Dialogue, DialogueBatch]:
+        """See `ExampleData.loader`."""
+        return dialogue_loader(self.train_examples, self.batch_size, **order)
 
-    def val_dataloader(self) -> InOrder[Dialogue, DialogueBatch] | list[Any]:
-        """The validation dialogues in file order, each on one rank; nothing without a file."""
-        if not self.val_dialogues:
-            return []
-        place = self._place()
-        rows = self.val_dialogues[place["rank"] :: place["world_size"]]
-        return InOrder(rows, lambda part: DialogueBatch(part, count(part)), self.val_batch)
-
-    def _place(self) -> dict[str, int]:
-        trainer = self.trainer
-        if trainer is None:
-            return {"rank": 0, "world_size": 1}
-        return {"rank": trainer.global_rank, "world_size": trainer.world_size}
+    def whole(self, examples: list[Dialogue]) -> DialogueBatch:
+        """See `ExampleData.whole`."""
+        return DialogueBatch(examples, count(examples))
 
 
 def _read(path: str) -> list[dict[str, Any]]:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-import lightning as L
 import torch
 from torch import Tensor
 
 from sctom.assets import resolve
 from sctom.checks import check_choices
-from sctom.data.batches import BatchLoader, InOrder
+from sctom.data.batches import BatchLoader
+from sctom.data.examples import ExampleData
 from sctom.data.template import check_length, render_answer
 from sctom.losses import preference_margins
 from sctom.preferences import GRADES, Pair, read_preferences
@@ -175,7 +175,7 @@ def pair_loader(
     )
 
 
-class PreferenceData(L.LightningDataModule):
+class PreferenceData(ExampleData[TokenPair, PairBatch]):
     """Pairs of answers from JSONL files, as `sctom.preferences.read_preferences` reads them.
 
     Args:
@@ -210,31 +210,20 @@ class PreferenceData(L.LightningDataModule):
         window: int = 1,
         seed: int | None = None,
     ) -> None:
-        super().__init__()
-        settings = {"batch_size": batch_size, "val_batch": val_batch}
-        for name, value in (settings | {"max_tokens": max_tokens, "window": window}).items():
-            if value < 1:
-                raise ValueError(f"data.{name} must be at least 1 but is {value}")
+        super().__init__(
+            train,
+            val=val,
+            batch_size=batch_size,
+            val_batch=val_batch,
+            max_tokens=max_tokens,
+            shuffle=shuffle,
+            window=window,
+            seed=seed,
+        )
         check_choices("data", {"margin": (margin, get_args(MarginRule))})
-        self.train_path = train
-        self.val_path = val
-        self.batch_size = batch_size
-        self.val_batch = val_batch
         self.margin: MarginRule = margin
-        self.max_tokens = max_tokens
-        self.shuffle = shuffle
-        self.window = window
-        self.seed = 0 if seed is None else seed
         self.train_rows: list[Pair] = []
         self.val_rows: list[Pair] = []
-        self.train_pairs: list[TokenPair] = []
-        self.val_pairs: list[TokenPair] = []
-
-    @property
-    def iterations(self) -> int:
-        """Batches of the whole run."""
-        assert self.trainer is not None
-        return int(self.trainer.num_training_batches) * (self.trainer.max_epochs or 1)
 
     def setup(self, stage: str) -> None:
         """Read and check the files; no tokenizer is needed yet."""
@@ -259,8 +248,8 @@ class PreferenceData(L.LightningDataModule):
     def render(self, tokenizer: Any) -> None:
         """Turn every pair into token ids; called by the module, which owns the tokenizer."""
         made = [self._render(tokenizer, pair, place) for place, pair in self.places()]
-        self.train_pairs = made[: len(self.train_rows)]
-        self.val_pairs = made[len(self.train_rows) :]
+        self.train_examples = made[: len(self.train_rows)]
+        self.val_examples = made[len(self.train_rows) :]
 
     def _render(self, tokenizer: Any, pair: Pair, place: str) -> TokenPair:
         margin = margin_of(pair, self.margin, place=place)
@@ -271,28 +260,10 @@ class PreferenceData(L.LightningDataModule):
             )
         return made
 
-    def train_dataloader(self) -> BatchLoader[TokenPair, PairBatch]:
-        """One epoch after another, each in its own order."""
-        accumulate = self.trainer.accumulate_grad_batches if self.trainer is not None else 1
-        return pair_loader(
-            self.train_pairs,
-            self.batch_size,
-            seed=self.seed if self.shuffle else None,
-            accumulate=accumulate,
-            window=self.window,
-            **self._place(),
-        )
+    def loader(self, **order: Any) -> BatchLoader[TokenPair, PairBatch]:
+        """See `ExampleData.loader`."""
+        return pair_loader(self.train_examples, self.batch_size, **order)
 
-    def val_dataloader(self) -> InOrder[TokenPair, PairBatch] | list[Any]:
-        """The validation pairs in file order, each on one rank; nothing without a file."""
-        if not self.val_pairs:
-            return []
-        place = self._place()
-        pairs = self.val_pairs[place["rank"] :: place["world_size"]]
-        return InOrder(pairs, lambda part: PairBatch(part, len(part)), self.val_batch)
-
-    def _place(self) -> dict[str, int]:
-        trainer = self.trainer
-        if trainer is None:
-            return {"rank": 0, "world_size": 1}
-        return {"rank": trainer.global_rank, "world_size": trainer.world_size}
+    def whole(self, examples: list[TokenPair]) -> PairBatch:
+        """See `ExampleData.whole`."""
+        return PairBatch(examples, len(examples))

@@ -121,7 +121,7 @@ def pair_advice(module: PolicyModule) -> list[str]:
     Whether that is so is measured: two pairs of rewards, one four times as far apart as the other,
     must not become the same advantages.
     """
-    if module.group_size != 2:
+    if module.group_size != 2 or module.objective.rule == "gae":
         return []
     pairs = torch.tensor([[1.0, -1.0], [-0.5, -1.0]], dtype=torch.float64)
     (high, low), (nearer, _) = module.bound.advantages(pairs).tolist()

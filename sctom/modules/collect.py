@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from sctom.batch import Prompt, Rollout, Row, interleave
-from sctom.modules.fill import charge_kl, fill_logps, settle_rewards
+from sctom.modules.advantages import fill_advantages
+from sctom.modules.fill import charge_kl, fill_logps, fill_values, settle_rewards
 from sctom.modules.groups import Group, is_dead, leave_out, select
-from sctom.modules.metrics import Means, advantage_metrics, refuse_taken_names, rollout_metrics
+from sctom.modules.metrics import Means, refuse_taken_names, rollout_metrics
 from sctom.modules.overlap import RewardThread
 from sctom.modules.ranks import gather, gathered
 
@@ -68,8 +69,8 @@ class Collector:
         metrics = rollout_metrics(sampled, tolerance=module.zero_variance_tolerance) | report
         with self.phases.time("score"):
             metrics |= self._score(rollout.rows)
-            compare(module, rollout)
-        metrics |= advantage_metrics(rollout.rows) | self.phases.seconds
+            metrics |= fill_advantages(module, rollout)
+        metrics |= self.phases.seconds
         metrics |= module.reward_health.metrics()
         completed = sum(len(row.ids) for row in self.sampled)
         read = sum(len(row.prompt.ids) for row in self.sampled)
@@ -174,32 +175,25 @@ class Collector:
 
     @torch.no_grad()
     def _score(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Fill in old and reference log-probabilities where the run needs them."""
+        """Fill in old and reference log-probabilities, and values, where the run needs them."""
         module = self.module
         in_reward = module._reference is not None and module.kl_in == "reward"
         if not in_reward and module.trainer.world_size == 1:  # else one may be used, masked
             rows = [row for row in rows if row.counted]
         limits = module.micro_batch_size, module.micro_batch_tokens
-        if in_reward or module.updates_per_rollout() > 1:
-            if module.progress.sampler_agrees:
-                for row in rows:
-                    row.old_logps = row.sampler_logps
-            else:
-                fill_logps(rows, "old_logps", module.scorer, module.model, *limits)
+        needed = in_reward or module.updates_per_rollout() > 1
+        unknown = needed and not module.progress.sampler_agrees
+        if needed and not unknown:
+            for row in rows:
+                row.old_logps = row.sampler_logps
+        scorer, model, head = module.scorer, module.model, module.value_head
+        if head is not None:
+            fill_values(rows, scorer, model, head, *limits, logps=unknown)
+        elif unknown:
+            fill_logps(rows, "old_logps", scorer, model, *limits)
         if module._reference is not None:
-            with module._reference.scoring() as model:
-                fill_logps(rows, "ref_logps", module.scorer, model, *limits)
+            with module._reference.scoring() as reference:
+                fill_logps(rows, "ref_logps", scorer, reference, *limits)
         if in_reward:
             return {"kl": charge_kl(rows, module.kl_estimator, module.beta)}
         return {}
-
-
-def compare(module: PolicyModule, rollout: Rollout) -> None:
-    """Fill in the advantages; those scaled by the batch need the rewards of all ranks."""
-    rewards = torch.tensor([row.signal for row in rollout.rows], dtype=torch.float64)
-    rewards = rewards.view(-1, module.group_size)
-    everywhere = gathered(module, rewards).view(-1, module.group_size)
-    advantages = module.bound.advantages(everywhere)
-    mine = advantages.view(-1, *rewards.shape)[module.global_rank].flatten().tolist()
-    for row, advantage in zip(rollout.rows, mine, strict=True):
-        row.advantage = advantage

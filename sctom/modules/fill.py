@@ -165,8 +165,46 @@ def fill_logps(
             setattr(row, name, values[: len(row.ids)])
 
 
+@torch.no_grad()
+def fill_values(
+    rows: Sequence[Row],
+    scorer: Scorer,
+    model: nn.Module,
+    value_head: nn.Module,
+    size: int,
+    tokens: int,
+    *,
+    logps: bool,
+) -> None:
+    """Predict the values of completions with a model in evaluation mode.
+
+    Args:
+        rows: the completions.
+        scorer: what scores.
+        model: the model.
+        value_head: its value head.
+        size: most rows of a micro-batch.
+        tokens: most tokens of a micro-batch.
+        logps: fill in the old log-probabilities too, from the same pass.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    for part in micro_batches(rows, size, tokens):
+        batch = collate(part, device)
+        if logps:
+            old_logps, _, values = scorer.with_values(model, batch, value_head)
+            for row, own in zip(part, old_logps.cpu(), strict=True):
+                row.old_logps = own[: len(row.ids)]
+        else:
+            values = scorer.values(model, batch, value_head)
+        for row, own in zip(part, values.cpu(), strict=True):
+            row.old_values = own[: len(row.ids)]
+
+
 def charge_kl(rows: Sequence[Row], estimator: Literal["k1", "k2", "k3"], beta: float) -> float:
-    """Take beta times its KL estimate, summed over its tokens, from the reward of each completion.
+    """Take beta times its KL estimate from the reward of each token, and so of each completion.
+
+    The reward of a completion is that of its last token.
 
     Returns:
         The mean estimate per token.
@@ -174,7 +212,9 @@ def charge_kl(rows: Sequence[Row], estimator: Literal["k1", "k2", "k3"], beta: f
     estimate = getattr(losses, f"kl_{estimator}")
     total = 0.0
     for row in rows:
-        kl = float(estimate(row.old_logps[None], row.ref_logps[None]).sum())
-        row.reward -= beta * kl
-        total += kl
+        kl = estimate(row.old_logps[None], row.ref_logps[None])[0]
+        row.token_rewards = -beta * kl
+        row.token_rewards[-1] += row.reward
+        row.reward -= beta * float(kl.sum())
+        total += float(kl.sum())
     return total / sum(len(row.ids) for row in rows)

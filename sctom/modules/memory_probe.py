@@ -17,7 +17,7 @@ from torch import nn
 
 from sctom.batch import Prompt, Row, micro_batches
 from sctom.modules.backbone import trainable
-from sctom.modules.fill import fill_logps
+from sctom.modules.fill import fill_logps, fill_values
 from sctom.modules.metrics import Means, peak_memory_mib
 from sctom.modules.ranks import exchanging_gradients, gathered
 from sctom.modules.scoring import collate
@@ -144,7 +144,7 @@ def _unchanged(module: PolicyModule) -> Iterator[None]:
     finally:
         for layer, training in modes:
             layer.training = training
-        for _, parameter in trainable(module.model):
+        for _, parameter in trainable(module):
             parameter.grad = None
 
 
@@ -156,7 +156,8 @@ def _phases(module: PolicyModule, longest: Prompt) -> Iterator[Phase]:
     yield _sampling(module, longest, prompts, length)
     completions = prompts * module.group_size
     rows = _rows(module, longest, completions)
-    if module.updates_per_rollout() > 1 or module._reference is not None:
+    scored_by = module._reference, module.value_head
+    if module.updates_per_rollout() > 1 or any(part is not None for part in scored_by):
         lower = [f"model.micro_batch_size (now {module.micro_batch_size})", *_lengths(longest)]
         if module.reference_kind == "model":
             lower.append("model.reference: base or none (a second model is in memory)")
@@ -221,10 +222,15 @@ def _rows(module: PolicyModule, longest: Prompt, completions: int) -> list[Row]:
 
 
 def _score(module: PolicyModule, rows: Sequence[Row]) -> None:
-    """Old and reference log-probabilities of one micro-batch, where the run needs them."""
-    reference = module._reference
+    """Log-probabilities and values of one micro-batch, where the run needs them."""
+    reference, head = module._reference, module.value_head
     limits = module.micro_batch_size, module.micro_batch_tokens
-    if module.updates_per_rollout() > 1 or module.kl_in == "reward":
+    several = module.updates_per_rollout() > 1 or module.kl_in == "reward"
+    if head is not None:
+        fill_values(rows, module.scorer, module.model, head, *limits, logps=several)
+        for row in rows:
+            row.returns = row.old_values
+    elif several:
         fill_logps(rows, "old_logps", module.scorer, module.model, *limits)
     if reference is not None:
         with reference.scoring() as model:
@@ -243,7 +249,7 @@ def _differentiate(module: PolicyModule, rows: Sequence[Row], *, several: bool) 
     module.model.eval()
     with torch.no_grad():  # the scorer looks at the head once; dropout must not mislead it
         module.scorer(module.model, collate(rows[:1], module.device))
-    parameters = [parameter for _, parameter in trainable(module.model)]
+    parameters = [parameter for _, parameter in trainable(module)]
     held = _optimizer_state(module, parameters)
     if several:
         for parameter in parameters:

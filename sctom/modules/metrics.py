@@ -45,6 +45,7 @@ class Means:
 
 
 _OWN = {"loss", "policy_loss", "kl", "entropy", "grad_norm", "learning_rate", "step", "step_time"}
+_OWN |= {"value_loss", "value_grad_norm"}
 
 
 def refuse_taken_names(logged: dict[str, float], own: dict[str, float]) -> None:

@@ -15,7 +15,10 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from types import TracebackType
 
+import torch
+
 from sctom.batch import Row
+from sctom.modules.quantize import default_device
 
 Finish = Callable[[], dict[str, float]]
 Start = Callable[[Sequence[Row]], Finish]
@@ -39,6 +42,7 @@ class RewardThread:
 
     def __init__(self, start: Start) -> None:
         self._start = start
+        self._device = default_device()
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._jobs: list[_Job] = []
         self._thread = threading.Thread(target=self._work, name="rewards", daemon=True)
@@ -79,6 +83,8 @@ class RewardThread:
         return [(job.result()(), len(rows)) for job, rows in self._jobs]
 
     def _work(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # of this thread, which begins with the first
         while (job := self._queue.get()) is not None:
             future, rows = job
             if not future.set_running_or_notify_cancel():

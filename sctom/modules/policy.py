@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
@@ -18,16 +19,16 @@ import sctom.losses
 from sctom.batch import Prompt, Rollout, Row
 from sctom.data import PromptData
 from sctom.modules.advice import Watches, print_advice
-from sctom.modules.backbone import Backbone, stop_ids, trainable
+from sctom.modules.backbone import Backbone, save_backbone, stop_ids
 from sctom.modules.collect import TRAIN, Collector
 from sctom.modules.fill import sample_rows, start_rewards
 from sctom.modules.groups import Aggregation, Truncated, ZeroVariance
 from sctom.modules.guard import FiniteGuard
 from sctom.modules.metrics import Means, peak_memory_mib, validation_values
-from sctom.modules.ranks import exchanging_gradients, gathered, step_totals
+from sctom.modules.ranks import gathered, step_totals
 from sctom.modules.reference import Reference, ReferenceKind, make_reference
 from sctom.modules.schedule import ScheduleName, set_learning_rates
-from sctom.modules.scoring import MicroBatch, Scorer, collate
+from sctom.modules.scoring import MicroBatch, Scorer
 from sctom.modules.selfcheck import run_self_checks
 from sctom.modules.settings import check_settings, prepare
 from sctom.modules.state import (
@@ -39,7 +40,8 @@ from sctom.modules.state import (
     optimizer_name,
     origin,
 )
-from sctom.modules.update import gradient_parts, micro_batch_loss, silent_metrics
+from sctom.modules.update import differentiate, gradient_parts, micro_batch_loss, silent_metrics
+from sctom.modules.value_head import ValueHead, make_value_head, optimizer_of, save_value_head
 from sctom.objectives import Objective, Totals
 from sctom.rewards import Reward, RewardHealth
 from sctom.rollout import LocalSampler, Sampler, Sampling
@@ -63,7 +65,7 @@ class PolicyModule(L.LightningModule):
         objective: what is maximised, one of `sctom.objectives` or a class of your own.
         rewards: functions that score completions; their weighted sum is the reward.
         optimizer: optimiser of the trained weights.
-        group_size: completions per prompt, G.
+        group_size: completions per prompt, G; 1 only with PPO, which compares none.
         sampling: how training completions are drawn; the temperature also divides the logits when
             they are scored.
         val_sampling: how validation completions are drawn.
@@ -80,7 +82,7 @@ class PolicyModule(L.LightningModule):
         beta: weight of the KL penalty; above 0 it needs a reference.
         kl_estimator: "k1", "k2" or "k3".
         kl_in: "loss" adds beta * KL to every token's loss; "reward" takes beta * the completion's
-            KL from its reward before the group is normalised.
+            KL from its reward before the group is normalised; with PPO, each token's from its own.
         kl_weighted: for kl_in "loss": weigh the estimator by the importance ratio, so that its
             expected gradient is that of the reverse KL.
         max_grad_norm: gradients are scaled down to this norm; null leaves them.
@@ -193,6 +195,7 @@ class PolicyModule(L.LightningModule):
         self.advice: list[str] = []
         self.watches = Watches()
         self.model: nn.Module
+        self.value_head: ValueHead | None = None
         self.tokenizer: Any = None
         self.stop_ids: frozenset[int] = frozenset()
         self.last_rollout: Rollout | None = None
@@ -220,11 +223,12 @@ class PolicyModule(L.LightningModule):
         self._reference = make_reference(
             self.reference_kind, self.model, self.backbone, self.reference_backbone
         )
+        self.value_head = make_value_head(self.objective, self.model)
         self._origin = origin(self.model, self._reference.model if self._reference else None)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The optimiser the config names, over the trained weights."""
-        optimizer = self.make_optimizer([p for _, p in trainable(self.model)])
+        optimizer = optimizer_of(self)
         self.configured = [
             {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
         ]
@@ -314,25 +318,15 @@ class PolicyModule(L.LightningModule):
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         optimizer.zero_grad()
-        finite = True
         parts = gradient_parts(self, rows)
-        self.model.train()
-        for number, part in enumerate(parts):
-            with exchanging_gradients(self.trainer, number + 1 == len(parts)):
-                loss = self.loss(collate(part, self.device), totals, means, number)
-                finite &= bool(torch.isfinite(loss))
-                self.manual_backward(loss * self.trainer.world_size)
-        self.model.eval()
-        parameters = [p for _, p in trainable(self.model)]
-        norm = nn.utils.clip_grad_norm_(parameters, self.max_grad_norm or math.inf)
-        finite = bool(gathered(self, torch.isfinite(norm) & finite).all())
+        finite = differentiate(self, parts, totals, means)
+        finite = bool(gathered(self, torch.tensor(finite)).all())
         set_learning_rates(self, optimizer)
         if finite:
             optimizer.step()
         self.guard.record(finite, counted, self)
         self.progress.updates += 1
         silent_metrics(means, self, counted, parts, totals)
-        means.mean("grad_norm", norm)
         means.mean("learning_rate", optimizer.param_groups[0]["lr"])
 
     def loss(self, batch: MicroBatch, totals: Totals, means: Means, number: int) -> Tensor:
@@ -368,6 +362,15 @@ class PolicyModule(L.LightningModule):
         for name, values in validation_values(rows).items():
             self.log(f"val/{name}", fmean(values), batch_size=len(values), sync_dist=True)
         return Rollout(rows, self.val_samples)
+
+    def save(self, path: str | Path) -> None:
+        """Write the tokenizer and the adapter, or the whole model if there is none, to a folder.
+
+        A value head is a file of its own, which nothing but PPO reads.
+        """
+        save_backbone(self.model, self.tokenizer, path)
+        if self.value_head is not None:
+            save_value_head(self.value_head, path)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trained weights and the run's progress."""

@@ -17,7 +17,6 @@ from sctom.modules.backbone import Backbone
 from sctom.modules.reward_head import RewardModel, check_saved
 from sctom.modules.reward_metrics import ScoredPair
 from sctom.modules.schedule import ScheduleName
-from sctom.modules.state import Progress
 from sctom.modules.supervised import SupervisedModule
 from sctom.readers import DataError
 
@@ -62,6 +61,7 @@ class RewardModelModule(SupervisedModule):
         ValueError: a setting is out of its range, or two do not go together.
     """
 
+    formula = "mean of -log sigma(r(chosen) - r(rejected) - margin) over the pairs of the step"
     model: RewardModel
 
     def __init__(
@@ -104,14 +104,6 @@ class RewardModelModule(SupervisedModule):
         self.tie_theta = tie_theta
         self.validation_pairs: list[ScoredPair] = []
         """The pairs of the last validation that this process scored, in the order of the file."""
-        self.last_metrics: dict[str, float] = {}
-        """What the last batch logged."""
-
-    @property
-    def progress(self) -> Progress:
-        """What has been done so far, for callbacks; an iteration is a batch."""
-        batches = self.trainer.fit_loop.total_batch_idx + 1
-        return Progress(iteration=batches, updates=self.trainer.global_step)
 
     def check_data(self, data: PreferenceData) -> None:
         """Check that data which is read, not yet rendered, goes with the settings.
@@ -191,15 +183,13 @@ class RewardModelModule(SupervisedModule):
         _check_finite(losses, batch)
         both = torch.cat([chosen, rejected]).detach()
         hits = _hits(chosen, rejected, batch)
-        self.last_metrics = {
-            "train/loss": float(losses.detach().mean()),
-            "train/accuracy": float(hits.mean()) if len(hits) else math.nan,
-            "train/difference": float((chosen - rejected).detach().mean()),
-            "train/score_mean": float(both.mean()),
-            "train/score_std": float(both.std()),
-            "train/learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"],
-        }
-        self.log_dict(self.last_metrics)
+        self.tell(
+            loss=losses.detach().mean(),
+            accuracy=hits.mean() if len(hits) else math.nan,
+            difference=(chosen - rejected).detach().mean(),
+            score_mean=both.mean(),
+            score_std=both.std(),
+        )
         return losses.sum() / batch.step_pairs * self.shares()  # step_pairs has counted them all
 
     def on_validation_epoch_start(self) -> None:
@@ -242,7 +232,7 @@ class RewardModelModule(SupervisedModule):
             self._check_saved(Path(folder))
 
     def _check_saved(self, folder: Path) -> None:
-        pairs = self.trainer.datamodule.train_pairs[:CHECKED]  # type: ignore[attr-defined]
+        pairs = self.trainer.datamodule.train_examples[:CHECKED]  # type: ignore[attr-defined]
         choice = self.backbone.attention_choice
         check_saved(
             self.model,

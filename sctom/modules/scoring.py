@@ -8,7 +8,8 @@ and run on padded rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -19,7 +20,7 @@ from sctom.batch import Row
 from sctom.losses import linear_token_logps, token_logps
 from sctom.rollout.attention import run_packed
 from sctom.rollout.causal import causal_model, decoder, head, hidden_states, is_plain_linear, pad
-from sctom.rollout.packing import pack
+from sctom.rollout.packing import Packed, pack
 from sctom.rollout.sharing import shares_prefixes
 
 
@@ -58,13 +59,17 @@ class MicroBatch:
     mask: Tensor
     """[B, T] 1.0 on real tokens of rows that count, else 0."""
     advantages: Tensor
-    """[B]"""
+    """[B], or [B, T] where every token has its own."""
     sampler_logps: Tensor | None
     """[B, T], 0 beyond the end; None where a row has none."""
     old_logps: Tensor | None
     """[B, T], 0 beyond the end; None when the policy that sampled is the one being trained."""
     ref_logps: Tensor | None
     """[B, T], 0 beyond the end; None without a reference."""
+    old_values: Tensor | None
+    """[B, T] values when the rollout was made, 0 beyond the end; None without a value head."""
+    returns: Tensor | None
+    """[B, T] what values are trained towards, 0 beyond the end; None without a value head."""
 
 
 def _ragged(values: Sequence[Tensor | None], like: Tensor) -> Tensor | None:
@@ -83,14 +88,17 @@ def collate(rows: Sequence[Row], device: torch.device) -> MicroBatch:
     mask = real.float() * torch.tensor([[float(r.counted)] for r in rows])
     given = {
         name: _ragged([getattr(r, name) for r in rows], mask)
-        for name in ("sampler_logps", "old_logps", "ref_logps")
+        for name in ("sampler_logps", "old_logps", "ref_logps", "old_values", "returns")
     }
+    advantages = _ragged([r.advantages for r in rows], mask)
+    if advantages is None:
+        advantages = torch.tensor([r.advantage for r in rows], dtype=torch.float32)
     return MicroBatch(
         sequences=[(r.prompt.ids, r.ids) for r in rows],
         targets=targets.to(device),
         real=real.bool().to(device),
         mask=mask.to(device),
-        advantages=torch.tensor([r.advantage for r in rows], dtype=torch.float32, device=device),
+        advantages=advantages.to(device),
         **{name: None if t is None else t.to(device) for name, t in given.items()},
     )
 
@@ -127,22 +135,63 @@ class Scorer:
             packed, else whatever), and the entropy [B, T] of the distribution each was drawn from,
             without gradient.
         """
-        device = batch.targets.device
-        longest = max(len(prompt) + len(completion) for prompt, completion in batch.sequences)
-        if not shares_prefixes(model, longest):
-            return self.padded(model, pad_sequences(batch.sequences, device), batch.targets)
-        row = pack(batch.sequences, device)
-        alone = self._looks_at_head(model, row.ids[: len(batch.sequences[0][0])])
-        module = causal_model(model)
+        return self._of(model, batch, _lay_out(model, batch))
+
+    def with_values(
+        self, model: nn.Module, batch: MicroBatch, value_head: nn.Module
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Score a micro-batch and predict its values, in one forward pass.
+
+        Args:
+            model: the model.
+            batch: the micro-batch.
+            value_head: hidden states [..., H] -> values [...].
+
+        Returns:
+            As `__call__`, and the value [B, T] before each token: that of the hidden state which
+            predicts it.
+        """
+        layout = _lay_out(model, batch)
+        with _watched(decoder(model)) as seen:
+            logps, entropy = self._of(model, batch, layout)
+        return logps, entropy, _values(value_head, seen[-1], layout, batch)
+
+    def values(self, model: nn.Module, batch: MicroBatch, value_head: nn.Module) -> Tensor:
+        """The values of `with_values` alone: next-token logits are not computed."""
+        layout = _lay_out(model, batch)
+        if isinstance(layout, Padded):
+            hidden = hidden_states(model, **layout.inputs())
+        else:
+            hidden = _run_packed_decoder(model, layout)
+        return _values(value_head, hidden, layout, batch)
+
+    def _of(
+        self, model: nn.Module, batch: MicroBatch, layout: Packed | Padded
+    ) -> tuple[Tensor, Tensor]:
+        if isinstance(layout, Padded):
+            return self.padded(model, layout, batch.targets)
+        logps, entropy = self.packed(model, layout, batch.targets[batch.real])
+        return _unpacked(logps, batch.real), _unpacked(entropy, batch.real)
+
+    def packed(self, model: nn.Module, row: Packed, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Score a packed row.
+
+        Args:
+            model: the model.
+            row: N tokens are predicted by its sources.
+            targets: [N] these tokens.
+
+        Returns:
+            As `__call__`, [N] each.
+        """
+        alone = self._looks_at_head(model, row.ids[: row.groups[0].prefix])
         if alone:
-            hidden = run_packed(decoder(model), row.ids, row.positions, row).last_hidden_state[0]
-            predicting = hidden.index_select(0, row.sources)
+            predicting = _predicting(_run_packed_decoder(model, row), row)
         else:
             predicting = run_packed(
-                module, row.ids, row.positions, row, logits_to_keep=row.sources
+                causal_model(model), row.ids, row.positions, row, logits_to_keep=row.sources
             ).logits[0]
-        logps, entropy = self._score(model, predicting, batch.targets[batch.real], alone)
-        return _unpacked(logps, batch.real), _unpacked(entropy, batch.real)
+        return self._score(model, predicting, targets, alone)
 
     def padded(self, model: nn.Module, rows: Padded, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Score padded rows.
@@ -160,8 +209,7 @@ class Scorer:
             outputs = hidden_states(model, **rows.inputs())
         else:
             outputs = causal_model(model)(**rows.inputs(), use_cache=False).logits
-        index = rows.sources.unsqueeze(-1).expand(-1, -1, outputs.shape[-1])
-        return self._score(model, outputs.gather(1, index), targets, alone)
+        return self._score(model, _predicting(outputs, rows), targets, alone)
 
     def _score(
         self, model: nn.Module, outputs: Tensor, targets: Tensor, alone: bool
@@ -186,6 +234,50 @@ class Scorer:
         if causal not in self._head_alone:
             self._head_alone[causal] = _head_gives_the_logits(model, ids)
         return self._head_alone[causal] and is_plain_linear(head(model))
+
+
+def _lay_out(model: nn.Module, batch: MicroBatch) -> Packed | Padded:
+    """A micro-batch as one packed row where the model can be run so, else as padded rows."""
+    longest = max(len(prompt) + len(completion) for prompt, completion in batch.sequences)
+    if shares_prefixes(model, longest):
+        return pack(batch.sequences, batch.targets.device)
+    return pad_sequences(batch.sequences, batch.targets.device)
+
+
+def _run_packed_decoder(model: nn.Module, row: Packed) -> Tensor:
+    """Hidden states [1, L, H] of a packed row."""
+    hidden: Tensor = run_packed(decoder(model), row.ids, row.positions, row).last_hidden_state
+    return hidden
+
+
+def _predicting(outputs: Tensor, layout: Packed | Padded) -> Tensor:
+    """What predicts the scored tokens, of a model's outputs [B, L, ...]: [N, ...] or [B, T, ...].
+
+    N tokens one behind the other where rows are packed.
+    """
+    if isinstance(layout, Padded):
+        index = layout.sources.unsqueeze(-1).expand(-1, -1, outputs.shape[-1])
+        return outputs.gather(1, index)
+    return outputs[0].index_select(0, layout.sources)
+
+
+def _values(
+    value_head: nn.Module, hidden: Tensor, layout: Packed | Padded, batch: MicroBatch
+) -> Tensor:
+    """Values [B, T] from hidden states [B, L, H]."""
+    values: Tensor = value_head(_predicting(hidden, layout))
+    return values if isinstance(layout, Padded) else _unpacked(values, batch.real)
+
+
+@contextmanager
+def _watched(part: nn.Module) -> Iterator[list[Tensor]]:
+    """The hidden states [B, L, H] that a decoder gives meanwhile, one for each time it runs."""
+    seen: list[Tensor] = []
+    hook = part.register_forward_hook(lambda *call: seen.append(call[-1].last_hidden_state))
+    try:
+        yield seen
+    finally:
+        hook.remove()
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from torch import Tensor
 from sctom.checks import check_choices, check_numbers
 from sctom.data.order import SolveRate
 from sctom.modules.groups import Aggregation
+from sctom.modules.value_head import check_value_init
 from sctom.objectives import BoundObjective, Totals
 from sctom.rewards import check_rewards
 
@@ -31,10 +32,12 @@ def check_settings(module: PolicyModule) -> None:
     Raises:
         ValueError: naming the setting, what was found and the remedy.
     """
-    if module.group_size == 1:
+    if module.objective.rule == "gae":
+        _check_without_groups(module)
+    elif module.group_size == 1:
         raise ValueError(
             "model.group_size is 1: a completion is compared with the others of its group, "
-            "so alone its advantage is always 0; set group_size to 2 or more"
+            "so alone its advantage is always 0; set group_size to 2 or more, or objective to PPO"
         )
     _check_each(module)
     if module.beta > 0 and module.reference_kind == "none":
@@ -83,6 +86,21 @@ def check_settings(module: PolicyModule) -> None:
             "at 1, 0 and 0 for training",
             stacklevel=2,
         )
+
+
+def _check_without_groups(module: PolicyModule) -> None:
+    """Refuse settings about groups where completions are not compared."""
+    settings = {
+        "zero_variance": (module.zero_variance, "keep"),
+        "aggregation": (module.aggregation, "sum_then_normalize"),
+    }
+    for name, (value, fitting) in settings.items():
+        if value != fitting:
+            raise ValueError(
+                f"model.{name} is {value}, which looks at the rewards of a group, but "
+                f"{type(module.objective).__name__} does not compare completions: one learns from "
+                f"its own reward and values; set {name} to {fitting}"
+            )
 
 
 def _check_each(module: PolicyModule) -> None:
@@ -178,6 +196,7 @@ def prepare(module: PolicyModule, data: PromptData, world_size: int) -> None:
     """
     if module.prepared is data:
         return
+    check_value_init(module.objective)
     if module.tokenizer is None:
         module.tokenizer = module.backbone.load_tokenizer()
     data.render(module.tokenizer)
@@ -189,15 +208,17 @@ def prepare(module: PolicyModule, data: PromptData, world_size: int) -> None:
 def check_objective(module: PolicyModule) -> None:
     """Let the loss judge its own settings before anything is loaded, and see what it does at 0.
 
-    Whether rows of advantage 0 have a gradient decides if they have to be differentiated.
+    Whether rows of advantage 0 have a gradient decides if they have to be differentiated; with
+    values to train, all have.
 
     Raises:
         ValueError: naming the objective.
     """
     try:
-        module.silent_at_zero = _is_silent_at_zero(module.bound)
+        silent = _is_silent_at_zero(module.bound)
     except ValueError as error:
         raise ValueError(f"model.objective {type(module.objective).__name__}: {error}") from error
+    module.silent_at_zero = silent and module.bound.value_loss is None
 
 
 def _is_silent_at_zero(bound: BoundObjective) -> bool:

@@ -18,7 +18,7 @@ from sctom.modules.schedule import ScheduleName
 from sctom.modules.scoring import Padded, Scorer
 from sctom.modules.supervised import SupervisedModule
 from sctom.rollout.attention import run_packed
-from sctom.rollout.causal import causal_model, decoder, pad
+from sctom.rollout.causal import causal_model, pad
 from sctom.rollout.packing import Packed, pack
 from sctom.rollout.sharing import shares_prefixes
 
@@ -51,6 +51,8 @@ class SFTModule(SupervisedModule):
         packing: false runs padded rows whatever the model, to compare.
     """
 
+    formula = "mean of -log p over the learned tokens of the optimiser step"
+
     def __init__(
         self,
         backbone: Backbone,
@@ -65,21 +67,18 @@ class SFTModule(SupervisedModule):
             backbone, optimizer, schedule=schedule, warmup_ratio=warmup_ratio, seed=seed
         )
         self.packing = packing
-        self.scorer = DialogueScorer(temperature=1.0)
+        self.scorer = Scorer(temperature=1.0)
 
     def training_step(self, batch: DialogueBatch, batch_idx: int) -> Tensor:
         """This batch's share of its optimiser step's loss."""
         self.seed_dropout(batch_idx)
         rows = self._lay_out(batch)
-        logps, entropy = self.scorer.learned(self.model, rows)
+        logps, entropy = learned_logps(self.scorer, self.model, rows)
         losses = nll_loss(logps, rows.mask)
-        self.log_dict(
-            {
-                "train/loss": token_mean(losses.detach(), rows.mask),
-                "train/entropy": token_mean(entropy, rows.mask),
-                "train/tokens": float(batch.step_tokens),
-                "train/learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"],
-            }
+        self.tell(
+            loss=token_mean(losses.detach(), rows.mask),
+            entropy=token_mean(entropy, rows.mask),
+            tokens=batch.step_tokens,
         )
         share = token_mean(losses, rows.mask, tokens=batch.step_tokens)
         return share * self.shares()  # step_tokens has counted them all
@@ -170,21 +169,12 @@ def pad_dialogues(dialogues: Sequence[Dialogue], device: torch.device) -> LaidOu
     return LaidOut(Padded(ids, attention, positions, sources), targets, mask.float())
 
 
-class DialogueScorer(Scorer):
-    """Log-probabilities of the learned tokens of dialogues; see `Scorer`."""
-
-    def learned(self, model: nn.Module, rows: LaidOut) -> tuple[Tensor, Tensor]:
-        """Log-probabilities, and entropies without gradient, in the shape of the targets."""
-        row = rows.layout
-        if isinstance(row, Padded):
-            return self.padded(model, row, rows.targets)
-        alone = self._looks_at_head(model, row.ids[: row.groups[0].prefix])
-        if alone:
-            hidden = run_packed(decoder(model), row.ids, row.positions, row).last_hidden_state
-            predicting = hidden.index_select(1, row.sources)
-        else:
-            predicting = learned_logits(model, rows)
-        return self._score(model, predicting, rows.targets, alone)
+def learned_logps(scorer: Scorer, model: nn.Module, rows: LaidOut) -> tuple[Tensor, Tensor]:
+    """Log-probabilities, and entropies without gradient, in the shape of the targets."""
+    if isinstance(rows.layout, Padded):
+        return scorer.padded(model, rows.layout, rows.targets)
+    logps, entropy = scorer.packed(model, rows.layout, rows.targets[0])
+    return logps[None], entropy[None]
 
 
 def learned_logits(model: nn.Module, rows: LaidOut) -> Tensor:

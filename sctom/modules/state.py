@@ -86,7 +86,7 @@ def check_same_start(checkpoint: dict[str, Any], *, start: str, optimizer: str) 
 
 def keep_trained(module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
     """Leave only the trained weights in a checkpoint, with what identifies the frozen ones."""
-    names = {f"model.{name}" for name, _ in trainable(module.model)}  # type: ignore[arg-type]
+    names = {name for name, _ in trainable(module)}
     state = checkpoint["state_dict"]
     checkpoint["state_dict"] = {k: v for k, v in state.items() if k in names}
     checkpoint["fingerprint"] = frozen_fingerprint(module)
@@ -100,10 +100,7 @@ def check_same_model(
     Raises:
         ValueError: with what was expected and found.
     """
-    expected = {
-        f"model.{name}": tuple(p.shape)
-        for name, p in trainable(module.model)  # type: ignore[arg-type]
-    }
+    expected = {name: tuple(p.shape) for name, p in trainable(module)}
     found = {name: tuple(value.shape) for name, value in checkpoint["state_dict"].items()}
     if expected == found and checkpoint.get("fingerprint") == frozen_fingerprint(module):
         return

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
-from torch import nn
+from torch import Tensor, nn
 
 from sctom.modules.backbone import Backbone, save_backbone, trainable
 from sctom.modules.schedule import ScheduleName, learning_rate_factor
-from sctom.modules.state import check_same_model, keep_trained
+from sctom.modules.state import Progress, check_same_model, keep_trained
 from sctom.seeds import seed_for
 
 
@@ -35,6 +35,9 @@ class SupervisedModule(L.LightningModule):
     Raises:
         ValueError: warmup_ratio or schedule_floor is no share.
     """
+
+    formula: ClassVar[str]
+    """What is minimised, in one line."""
 
     def __init__(
         self,
@@ -60,6 +63,14 @@ class SupervisedModule(L.LightningModule):
         self.seed = 0 if seed is None else seed
         self.model: nn.Module
         self.tokenizer: Any = None
+        self.last_metrics: dict[str, float] = {}
+        """What the last batch logged."""
+
+    @property
+    def progress(self) -> Progress:
+        """What has been done so far, for callbacks; an iteration is a batch."""
+        batches = self.trainer.fit_loop.total_batch_idx + 1
+        return Progress(iteration=batches, updates=self.trainer.global_step)
 
     def setup(self, stage: str) -> None:
         """Load the tokenizer and render all examples: bad data is reported before weights load."""
@@ -114,6 +125,13 @@ class SupervisedModule(L.LightningModule):
         torch.manual_seed(
             seed_for(self.seed, self.global_rank, self.trainer.current_epoch, batch_idx)
         )
+
+    def tell(self, **numbers: Tensor | float) -> None:
+        """Log numbers about a training batch, and the learning rate, under "train/"."""
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        found = numbers | {"learning_rate": rate}
+        self.last_metrics = {f"train/{name}": float(value) for name, value in found.items()}
+        self.log_dict(self.last_metrics)
 
     def shares(self) -> int:
         """Parts of an optimiser step: Lightning divides by the batches, DDP by the processes."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sctom import losses
 from sctom.batch import Row, micro_batches
+from sctom.modules.backbone import trainable
 from sctom.modules.metrics import Means
-from sctom.modules.scoring import MicroBatch
+from sctom.modules.ranks import exchanging_gradients
+from sctom.modules.scoring import MicroBatch, collate
+from sctom.modules.value_head import value_part
 from sctom.objectives import BoundObjective, Objective, Totals
 
 if TYPE_CHECKING:
@@ -22,10 +26,16 @@ def micro_batch_loss(
     module: PolicyModule, batch: MicroBatch, totals: Totals, means: Means
 ) -> Tensor:
     """A micro-batch's share of the loss of its optimiser step; the numbers about it go to means."""
-    logps, entropy = module.scorer(module.model, batch)
+    values = None
+    if module.value_head is None:
+        logps, entropy = module.scorer(module.model, batch)
+    else:
+        logps, entropy, values = module.scorer.with_values(module.model, batch, module.value_head)
     old = logps.detach() if batch.old_logps is None else batch.old_logps
     penalty = penalty_of(module, logps, old, batch)
     loss, policy = policy_loss(module.bound, logps, old, batch, totals, module.beta, penalty)
+    if values is not None:
+        loss = loss + value_part(module, values, batch, totals, means)
     if share := int(batch.mask.any(1).sum()) / totals.sequences:
         update_metrics(means, module.objective, batch, logps.detach(), old, entropy, penalty)
         means.mean("loss", loss.detach() / share, share)
@@ -89,7 +99,8 @@ def needs_gradient(module: PolicyModule, row: Row) -> bool:
     """Whether a row that counts can have a gradient.
 
     With advantage 0 it has none, if the loss is one that scales with the advantage (measured by
-    `sctom.modules.settings.check_objective`) and no KL penalty pulls on it.
+    `sctom.modules.settings.check_objective`) and neither values are trained nor a KL penalty pulls
+    on it.
     """
     penalised = module._reference is not None and module.kl_in == "loss"
     return row.advantage != 0.0 or penalised or not module.silent_at_zero
@@ -104,6 +115,45 @@ def gradient_parts(module: PolicyModule, rows: Sequence[Row]) -> list[list[Row]]
     counted = [row for row in rows if row.counted]
     parts = [row for row in counted if needs_gradient(module, row)] or (counted or rows)[:1]
     return micro_batches(parts, module.micro_batch_size, module.micro_batch_tokens)
+
+
+def differentiate(
+    module: PolicyModule, parts: Sequence[Sequence[Row]], totals: Totals, means: Means
+) -> bool:
+    """Add up the gradients of the micro-batches of an update, in training mode, and clip them.
+
+    Returns:
+        Whether losses and gradients are finite.
+    """
+    finite = True
+    module.model.train()
+    for number, part in enumerate(parts):
+        with exchanging_gradients(module.trainer, number + 1 == len(parts)):
+            loss = module.loss(collate(part, module.device), totals, means, number)
+            finite &= bool(torch.isfinite(loss))
+            module.manual_backward(loss * module.trainer.world_size)
+    module.model.eval()
+    return _clip_gradients(module, means) and finite
+
+
+def _clip_gradients(module: PolicyModule, means: Means) -> bool:
+    """Scale gradients down to max_grad_norm: the policy's, and by themselves the value head's.
+
+    Those of the head grow with the unit of the reward and could take up the norm of both.
+
+    Returns:
+        Whether their norms are finite.
+    """
+    parts: dict[str, nn.Module] = {"grad_norm": module.model}
+    if module.value_head is not None:
+        parts["value_grad_norm"] = module.value_head
+    limit = module.max_grad_norm or math.inf
+    finite = True
+    for name, part in parts.items():
+        norm = nn.utils.clip_grad_norm_([p for _, p in trainable(part)], limit)
+        finite &= bool(torch.isfinite(norm))
+        means.mean(name, norm)
+    return finite
 
 
 def silent_metrics(

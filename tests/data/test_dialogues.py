@@ -112,7 +112,7 @@ def test_a_row_says_which_turns_are_learned(tmp_path, tokenizer, columns, learne
     data = DialogueData(write_rows(tmp_path / "t.jsonl", [TURNS], **columns))
     data.setup("fit")
     data.render(tokenizer)
-    (one,) = data.train_dialogues
+    (one,) = data.train_examples
     assert learned_text(tokenizer, one) == learned
     said = "<|user|>Where does Kalomi live?<|assistant|>Berlin<|end|>"
     said += "<|user|>And Ritalo?<|assistant|>Lisbon<|end|>"

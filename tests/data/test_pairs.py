@@ -40,7 +40,7 @@ def test_a_pair_is_its_prompt_once_and_two_answers(tmp_path, tokenizer):
     earlier = [ASK, {"role": "assistant", "content": "Berlin"}, ASK]
     data = read(tmp_path / "p.jsonl", [{**ROW, **about}, {**ROW, "prompt": earlier}])
     data.render(tokenizer)
-    pair, later = data.train_pairs
+    pair, later = data.train_examples
     texts = [tokenizer.decode(ids) for ids in (pair.prompt, pair.chosen, pair.rejected)]
     asked = "<|user|>Where does Kalomi live?<|assistant|>"
     assert texts == [asked, "Berlin<|end|>", "I don't know.<|end|>"]
@@ -75,7 +75,7 @@ def test_margins_by_the_rule(tmp_path, tokenizer, rule, expected):
     rows = [{**ROW, "grade": word, "margin": i + 0.25} for i, word in enumerate(GRADES)]
     data = read(tmp_path / "p.jsonl", [*rows, {**ROW, "tied": True}], margin=rule)
     data.render(tokenizer)
-    assert [pair.margin for pair in data.train_pairs] == pytest.approx(expected)
+    assert [pair.margin for pair in data.train_examples] == pytest.approx(expected)
     data.shuffle = False
     (batch,) = data.train_dataloader()
     assert batch.margins.tolist() == pytest.approx(expected)

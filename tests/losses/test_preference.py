@@ -251,6 +251,15 @@ def test_a_missing_score_is_reported_with_its_row(
         )
 
 
+def test_gradient_of_the_combination_by_hand():
+    # as in the first test: x = 4, -2, 1 whitened to y = 1, -1, 0 by the deviation s = 3
+    # dy_0/dx_j = (1[j = 0] - 1/3 - y_0 y_j / 2) / s = (1/6, 1/6, -1/3) / 3
+    helpfulness, safety = doubles(4.0, 4.0, 9.0), doubles(1.0, -2.0, 1.0)
+    combine_safety_helpfulness(helpfulness, safety, torch.tensor([0, 0, 1]))[0].backward()
+    assert helpfulness.grad.tolist() == pytest.approx([1 / 18, 0.0, 0.0], abs=1e-8)
+    assert safety.grad.tolist() == pytest.approx([0.0, 1 / 18, -1 / 9], abs=1e-8)
+
+
 def test_a_threshold_in_raw_units_is_refused():
     with pytest.raises(ValueError, match="compared with sigmoid"):
         combine_safety_helpfulness(doubles(0.0), doubles(0.0), torch.zeros(1), threshold=-1.73)

@@ -153,7 +153,11 @@ def test_every_objective_binds_and_gives_a_scalar_with_a_gradient(objective: typ
     bound = objective().bind(sctom.mlx_port.losses)
     logps = mx.array([[-1.0, -2.0, -0.5], [-0.5, -1.5, -1.0]])
     mask = mx.array([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
-    advantages = bound.advantages(mx.array([[1.0, 0.0]])).reshape(-1)
+    if bound.value_loss is None:
+        advantages = bound.advantages(mx.array([[1.0, 0.0]])).reshape(-1)
+    else:
+        rewards = mx.array([[0.0, 1.0, 0.0], [0.0, 0.0, -1.0]])
+        advantages, _ = bound.advantages(rewards, mx.zeros((2, 3)), mask)
 
     def step(logps: mx.array) -> mx.array:
         losses = bound.loss(logps, mx.stop_gradient(logps), advantages, mask)

@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import pytest
+import torch
 
 from sctom.batch import Prompt, Row
 from sctom.modules.overlap import RewardThread
@@ -79,6 +80,21 @@ def test_after_an_error_what_is_left_is_dropped():
     thread._thread.join(10)
     assert scored == [0]
     assert thread._thread.daemon  # one that never returns must not keep the process
+
+
+def test_the_thread_computes_on_the_device_of_its_maker(monkeypatch):
+    chosen = []
+
+    def note(device):
+        chosen.append((device.index, threading.current_thread().name))
+
+    made = "sctom.modules.overlap.default_device"
+    monkeypatch.setattr(made, lambda: torch.device("cuda", 3))
+    monkeypatch.setattr(torch.cuda, "set_device", note)
+    with RewardThread(lambda rows: dict) as thread:
+        thread.submit([])
+        thread.results()
+    assert chosen == [(3, "rewards")]
 
 
 # ---- in a run ------------------------------------------------------------------------------------

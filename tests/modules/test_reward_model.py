@@ -183,7 +183,7 @@ def last_hidden(tiny_model, pairs) -> list[list[torch.Tensor]]:
 def test_the_first_step_of_the_head_by_hand(tiny_model, data_file):
     # dL/dw = sum over pairs of -sigma(-z) (h_c - h_r) / N, and with w = 0 it is z = -margin.
     module, trainer = fit(tiny_model, data_file, data={"margin": "large"})
-    pairs = trainer.datamodule.train_pairs
+    pairs = trainer.datamodule.train_examples
     assert [pair.margin for pair in pairs] == [3, 0, 2, 1, 2]
     gradient = torch.zeros(16)
     for pair, (chosen, rejected) in zip(pairs, last_hidden(tiny_model, pairs), strict=True):
@@ -196,7 +196,7 @@ def test_the_first_step_of_the_head_by_hand(tiny_model, data_file):
 
 def test_the_gradient_of_the_head_by_hand_away_from_zero(tiny_model, data_file):
     module, trainer = fit(tiny_model, data_file, kind=Started, optimizer=still)
-    batch = PairBatch(trainer.datamodule.train_pairs, 5)
+    batch = PairBatch(trainer.datamodule.train_examples, 5)
     head = module.model.head.weight[0]
     expected = torch.zeros(16)
     for chosen, rejected in last_hidden(tiny_model, batch.pairs):
@@ -236,7 +236,7 @@ def test_a_step_does_not_depend_on_how_it_is_cut(
 
 def test_two_processes_have_the_gradient_of_one(tiny_model, data_file):
     module, trainer = fit(tiny_model, data_file, kind=Started, optimizer=still)
-    pairs = trainer.datamodule.train_pairs[:4]
+    pairs = trainer.datamodule.train_examples[:4]
 
     def gradient(rank: int, world_size: int) -> torch.Tensor:
         module.zero_grad()
@@ -341,7 +341,8 @@ def test_accuracy_and_difference_by_hand(tiny_model, tmp_path):
         tied=False,
         chosen_tokens=2,
         rejected_tokens=2,
-        prompt_key=trainer.datamodule.val_pairs[3].prompt_key,
+        prompt_key=trainer.datamodule.val_examples[3].prompt_key,
+        chosen_key=module.validation_pairs[3].chosen_key,
     )
     assert [pair.tied for pair in module.validation_pairs] == [False] * 5 + [True]
 
@@ -487,7 +488,7 @@ def test_the_trained_model_is_in_the_run_folder(tiny_model, data_file, tmp_path,
         trainer={"callbacks": [IterationCheckpoint(5)]},
     )
     loaded, tokenizer = load_reward_model(tmp_path / "model")
-    sequences = PairBatch(trainer.datamodule.train_pairs, 5).sequences
+    sequences = PairBatch(trainer.datamodule.train_examples, 5).sequences
     with torch.no_grad():
         assert torch.equal(loaded.scores(sequences), module.model.eval().scores(sequences))
     assert tokenizer.chat_template == module.tokenizer.chat_template

@@ -8,11 +8,11 @@ import torch
 from sctom.callbacks import IterationCheckpoint
 from sctom.data.dialogues import Dialogue, DialogueBatch, DialogueData
 from sctom.modules.backbone import Backbone
-from sctom.modules.scoring import Padded
+from sctom.modules.scoring import Padded, Scorer
 from sctom.modules.sft import (
-    DialogueScorer,
     SFTModule,
     learned_logits,
+    learned_logps,
     pack_dialogues,
     pad_dialogues,
 )
@@ -218,7 +218,7 @@ def make(kind="Llama", **settings):
 
 def loss_and_gradient(model, rows):
     model.zero_grad()
-    logps, _ = DialogueScorer(temperature=1.0).learned(model, rows)
+    logps, _ = learned_logps(Scorer(temperature=1.0), model, rows)
     loss = -(logps * rows.mask).sum() / rows.mask.sum()
     loss.backward()
     return loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])

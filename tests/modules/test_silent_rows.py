@@ -24,6 +24,7 @@ from sctom.objectives import (
     DAPO,
     GRPO,
     GSPO,
+    PPO,
     RLME,
     RLOO,
     SAPO,
@@ -48,7 +49,7 @@ def name(objective: Objective) -> str:
 def test_every_objective_is_looked_at():
     classes = {c for c in vars(objectives).values() if isinstance(c, type)}
     choices = {c for c in classes if issubclass(c, Objective) and c is not Objective}
-    assert choices == {type(objective) for objective in [*SILENT, BNPO()]}
+    assert choices == {type(objective) for objective in [*SILENT, BNPO(), PPO()]}
 
 
 def gradient_of(objective: Objective, rows: list[int]) -> tuple[Tensor, Tensor]:
@@ -81,6 +82,11 @@ def test_rows_count_where_the_local_batch_is_the_denominator():
     assert not _is_silent_at_zero(BNPO().bind(sctom.losses))
     whole, part = gradient_of(BNPO(), list(range(8))), gradient_of(BNPO(), LIVE)
     assert float((whole[1] - part[1]).abs().max()) > 1e-3
+
+
+def test_with_values_to_train_every_row_has_a_gradient(tiny_model):
+    assert _is_silent_at_zero(PPO().bind(sctom.losses))  # its policy loss is GRPO's
+    assert not make_module(tiny_model, objective=PPO()).silent_at_zero
 
 
 @dataclass(frozen=True)

@@ -229,7 +229,7 @@ def test_what_the_command_writes_is_what_is_trained_on(files, tmp_path, capsys):
     data.setup("fit")
     tokenizer = Backbone(MODEL).load_tokenizer()
     data.render(tokenizer)
-    one = data.train_dialogues[0]
+    one = data.train_examples[0]
     # token by token: all of both turns but the last answer has no loss
     before = tokenizer(
         f"<|user|>{said[0]}<|assistant|>{said[1]}<|end|><|user|>{said[2]}<|assistant|>"
