@@ -20,9 +20,8 @@ from rich.table import Table
 
 from sctom.callbacks.common import Record, atomic_write, to_lines
 from sctom.fit import EXPECTED_ERRORS, quiet
-from sctom.modules.answers import answer
+from sctom.modules.answers import Answerer, answer
 from sctom.modules.backbone import Backbone
-from sctom.modules.quantize import default_device
 from sctom.modules.reward_metrics import wilson_interval
 from sctom.readers import Message
 from sctom.rewards.refusal import response_kind
@@ -86,17 +85,10 @@ def evaluate(
 def _ask(
     backbone: Backbone, conversations: Sequence[Sequence[Message]], sampling: Sampling
 ) -> list[str]:
-    device = default_device()
-    model = backbone.load_model(device, frozen=True).to(device)
+    answerer = Answerer.load(backbone, backbone.load_tokenizer(), sampling)
     with Progress(console=get_console(), transient=True) as bar:
         task = bar.add_task("answering prompts", total=len(conversations))
-        answers = answer(
-            model,
-            backbone.load_tokenizer(),
-            conversations,
-            sampling=sampling,
-            finished=lambda: bar.advance(task),
-        )
+        answers = answer(answerer, conversations, finished=lambda: bar.advance(task))
     return [each.text for each in answers]
 
 

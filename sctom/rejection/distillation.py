@@ -23,9 +23,10 @@ from sctom.callbacks.common import Record, atomic_write, finite_or_none, show
 from sctom.checks import check_numbers
 from sctom.data.prompts import Columns
 from sctom.modules import Backbone
+from sctom.modules.answers import Answerer
 from sctom.modules.backbone import fingerprint
 from sctom.readers import DataError
-from sctom.rejection.draw import Answerer, preceded, read_prompts, score
+from sctom.rejection.draw import preceded, read_prompts, score
 from sctom.rejection.engine import KEPT, REJECTED, SAMPLES, progress_bar, record_of
 from sctom.rejection.settings import SampleSettings
 from sctom.rejection.store import Folder, Samples, begin, hash_of, replacing
@@ -127,7 +128,7 @@ def distil(settings: DistillSettings, config: Mapping[str, Any], *, resume: Resu
     prompts = _adversarial(settings, everything)
     place = begin(settings.run_dir, resume)
     with locked(place):
-        answerer = Answerer(settings.backbone, tokenizer, settings.sampling)
+        answerer = Answerer.load(settings.backbone, tokenizer, settings.sampling)
         inputs = {
             settings.prompts: hash_of(Path(resolve(settings.prompts))),
             settings.backbone.path: fingerprint(answerer.model.named_parameters()),
@@ -218,8 +219,8 @@ def _answer(
                 )
                 for prompt, number in zip(part, numbers, strict=True)
             ]
-            plain = answerer.draw(part, 1, temperature, settings.seed, ORIGINAL)
-            better = answerer.draw(led, 1, temperature, settings.seed, DISTILLED)
+            plain = answerer.draw(part, 1, settings.seed, ORIGINAL)
+            better = answerer.draw(led, 1, settings.seed, DISTILLED)
             rows: list[Row] = [rows[0] for pair in zip(plain, better, strict=True) for rows in pair]
             score(settings.rewards, rows, health)
             samples.append(

@@ -6,19 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import nn
-
 from sctom.batch import Prompt, Row
 from sctom.data import PromptData
 from sctom.data.template import check_length, render_prompt
-from sctom.modules import Backbone
-from sctom.modules.backbone import stop_ids
-from sctom.modules.quantize import default_device
 from sctom.readers import Message
 from sctom.rejection.settings import SampleSettings
 from sctom.rewards import Reward, RewardHealth, check_rewards, run_rewards
-from sctom.rollout import LocalSampler, Sampling
 
 
 def read_prompts(settings: SampleSettings, tokenizer: Any) -> list[Prompt]:
@@ -65,51 +58,6 @@ def with_preprompt(messages: Sequence[Message], preprompt: str) -> list[Message]
     if system["role"] != "system":
         return [{"role": "system", "content": preprompt}, *messages]
     return [{"role": "system", "content": f"{preprompt}\n\n{system['content']}"}, *turns]
-
-
-class Answerer:
-    """A model that draws completions; every draw has an address and does not depend on the others.
-
-    Args:
-        backbone: the model, loaded at once, and frozen.
-        tokenizer: its own.
-        sampling: how completions are drawn.
-    """
-
-    def __init__(self, backbone: Backbone, tokenizer: Any, sampling: Sampling) -> None:
-        device = default_device()
-        self.model: nn.Module = backbone.load_model(device, frozen=True).to(device).eval()
-        self.tokenizer = tokenizer
-        self.sampling = sampling
-        self._stop_ids = stop_ids(self.model, tokenizer)
-        self._sampler = LocalSampler()
-
-    @torch.no_grad()
-    def draw(
-        self, prompts: Sequence[Prompt], count: int, temperature: float, *address: int
-    ) -> list[list[Row]]:
-        """`count` completions of each prompt.
-
-        Args:
-            prompts: what is completed.
-            count: completions of each.
-            temperature: divides the logits.
-            address: of the draws; place of the prompt, number of the sample and position follow.
-        """
-        samples = self._sampler.sample(
-            self.model,
-            prompts,
-            group_size=count,
-            sampling=replace(self.sampling, temperature=temperature),
-            stop_ids=self._stop_ids,
-            address=address,
-        )
-        texts = self.tokenizer.batch_decode([s.ids for s in samples], skip_special_tokens=True)
-        rows = [
-            Row(prompts[i // count], i % count, sample.ids, text, sample.truncated)
-            for i, (sample, text) in enumerate(zip(samples, texts, strict=True))
-        ]
-        return [rows[start : start + count] for start in range(0, len(rows), count)]
 
 
 def score(rewards: Sequence[Reward], rows: Sequence[Row], health: RewardHealth) -> None:

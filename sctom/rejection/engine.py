@@ -14,8 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sctom.assets import resolve
 from sctom.batch import Prompt, Row
 from sctom.callbacks.common import Record, finite_or_none, plain
+from sctom.modules.answers import Answerer
 from sctom.modules.backbone import fingerprint
-from sctom.rejection.draw import Answerer, read_prompts, score
+from sctom.rejection.draw import read_prompts, score
 from sctom.rejection.select import Group
 from sctom.rejection.settings import SampleSettings, check_settings
 from sctom.rejection.store import Folder, Samples, begin, hash_of, replacing
@@ -47,7 +48,7 @@ def run(settings: SampleSettings, config: Mapping[str, Any], *, resume: Resume) 
     prompts = read_prompts(settings, tokenizer)
     place = begin(settings.run_dir, resume)
     with locked(place):
-        answerer = Answerer(settings.backbone, tokenizer, settings.sampling)
+        answerer = Answerer.load(settings.backbone, tokenizer, settings.sampling)
         source = Path(resolve(settings.prompts))
         inputs = {
             settings.prompts: hash_of(source),
@@ -84,7 +85,9 @@ def _sample(
             part = prompts[start : start + settings.chunk]
             groups = [list[Row]() for _ in part]
             for number, temperature in enumerate(settings.temperatures):
-                drawn = answerer.draw(part, settings.samples, temperature, settings.seed, number)
+                drawn = answerer.draw(
+                    part, settings.samples, settings.seed, number, temperature=temperature
+                )
                 for group, rows in zip(groups, drawn, strict=True):
                     group += rows
             rows = [row for group in groups for row in group]

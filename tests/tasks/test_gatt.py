@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from sctom.data.dialogues import DialogueData
-from sctom.modules.answers import answer, turn_answers
+from sctom.modules.answers import Answerer, answer, turn_answers
 from sctom.modules.backbone import Backbone
 from sctom.prepare import main
 from sctom.readers import DataError, read_jsonl
@@ -251,7 +251,7 @@ def test_the_model_sees_the_instruction_in_every_turn(files):
     first = made.files["train.jsonl"][0]["messages"]
     model, tokenizer = backbone.load()
     context = [first[0], first[1], user(f"{NAPOLEON['text']}\n{first[2]['content']}")]
-    (expected,) = answer(model, tokenizer, [context], sampling=sampling)
+    (expected,) = answer(Answerer(model, tokenizer, sampling), [context])
     assert first[3]["content"] == expected.text
 
 

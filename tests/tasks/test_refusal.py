@@ -10,7 +10,7 @@ import pytest
 
 from sctom import refusals
 from sctom.data.prompts import PromptData
-from sctom.modules.answers import answer
+from sctom.modules.answers import Answerer, answer
 from sctom.modules.backbone import Backbone
 from sctom.prepare import main as prepare
 from sctom.readers import DataError, read_jsonl
@@ -134,9 +134,8 @@ def test_the_command_counts_what_the_model_says(tmp_path, capsys, monkeypatch):
     prompts, out = write(tmp_path / "p.jsonl", ASKED), tmp_path / "out"
     refusals.main(["--model", MODEL, "--prompts", str(prompts), "--out", str(out)])
     model, tokenizer = Backbone(MODEL, attention="sdpa").load()
-    said = answer(
-        model, tokenizer, [r["messages"] for r in ASKED], sampling=Sampling(96, temperature=0)
-    )
+    greedy = Answerer(model, tokenizer, Sampling(96, temperature=0))
+    said = answer(greedy, [r["messages"] for r in ASKED])
     records = read_jsonl(out / "answers.jsonl")
     assert [r["answer"] for r in records] == [each.text for each in said]
     numbers = json.loads((out / "refusals.json").read_text())
@@ -169,9 +168,9 @@ def test_the_table_shows_trigger_words_that_were_refused(capsys):
 def test_a_system_message_goes_in_front_of_every_prompt(tmp_path, monkeypatch):
     seen = []
 
-    def say(model, tokenizer, conversations, **settings):
+    def say(answerer, conversations, **settings):
         seen.extend(conversations)
-        return answer(model, tokenizer, conversations, **settings)
+        return answer(answerer, conversations, **settings)
 
     monkeypatch.setattr(refusals, "answer", say)
     prompts = write(tmp_path / "p.jsonl", ASKED[:1])
