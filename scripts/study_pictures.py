@@ -17,13 +17,15 @@ from study_tables import COMPARED, METRICS
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """A figure that needs no display, in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def _plain(axes: Axes, grid: Literal["y", "both"]) -> None:
+def plain(axes: Axes, grid: Literal["y", "both"]) -> None:
+    """Axes without a frame, with a light grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis=grid, color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -33,7 +35,7 @@ def draw_overview(results: Results, path: Path) -> None:
     """One panel a metric, one line a variant, one dot a seed, a bar at the mean."""
     variants = [v for v in COMPARED if results.get(v.name)]
     families = list(dict.fromkeys(v.family for v in variants))
-    figure = _figure(13.0, 1.2 + 0.27 * len(variants))
+    figure = new_figure(13.0, 1.2 + 0.27 * len(variants))
     panels = figure.subplots(1, len(METRICS), sharey=True)
     for axes, (metric, words) in zip(panels, METRICS.items(), strict=True):
         for place, variant in enumerate(variants):
@@ -47,7 +49,7 @@ def draw_overview(results: Results, path: Path) -> None:
             )
         axes.set_title(words, fontsize=10)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        _plain(axes, "both")
+        plain(axes, "both")
     panels[0].set_yticks(range(len(variants)), [v.name for v in variants])
     panels[0].invert_yaxis()
     figure.savefig(path, dpi=130)
@@ -58,7 +60,7 @@ def draw_budgets(results: Results, budgets: Mapping[str, Sequence[str]], path: P
     budgets = {t: names for t, names in budgets.items() if all(results.get(n) for n in names)}
     if not budgets:
         return
-    figure = _figure(10.0, 0.4 + 3.2 * len(budgets))
+    figure = new_figure(10.0, 0.4 + 3.2 * len(budgets))
     grid = figure.subplots(len(budgets), 2, squeeze=False, sharey="row")
     for row, (title, names) in zip(grid, budgets.items(), strict=True):
         for axes, axis, unit, label in zip(
@@ -67,7 +69,7 @@ def draw_budgets(results: Results, budgets: Mapping[str, Sequence[str]], path: P
             for name, colour in zip(names, COLOURS, strict=False):
                 _curves(axes, results[name], axis, unit, colour, name)
             axes.set_xlabel(label)
-            _plain(axes, "y")
+            plain(axes, "y")
         row[0].set_ylabel("validation reward")
         row[0].set_title(title, loc="left", fontsize=11)
         row[0].legend(frameon=False)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +18,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from sctom.callbacks.common import Record, atomic_write, to_lines
-from sctom.fit import EXPECTED_ERRORS, quiet
+from sctom.commands import errors_told
+from sctom.fit import quiet
 from sctom.modules.answers import Answerer, answer
 from sctom.modules.backbone import Backbone
 from sctom.modules.reward_metrics import wilson_interval
@@ -154,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
     given = build_parser().parse_args(argv)
     quiet()
-    try:
+    with errors_told():
         backbone = Backbone(given.model, adapter=given.adapter)
         counts = evaluate(
             backbone,
@@ -163,9 +163,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             system=given.system,
             max_new_tokens=given.max_new_tokens,
         )
-    except EXPECTED_ERRORS as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
     get_console().print(refusal_table(counts))
     if given.out is not None:
         print(f"{given.out}: numbers and answers")

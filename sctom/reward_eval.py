@@ -21,7 +21,8 @@ from sctom.assets import resolve
 from sctom.callbacks.common import Record, atomic_write, to_lines
 from sctom.callbacks.reward_report import reward_table, write_evaluation
 from sctom.checks import check_numbers
-from sctom.fit import EXPECTED_ERRORS, quiet
+from sctom.commands import errors_told
+from sctom.fit import quiet
 from sctom.modules.quantize import default_device
 from sctom.modules.reward_evaluation import RewardEvaluation, check_evaluation, evaluate_scores
 from sctom.modules.reward_head import load_reward_model, saved_backbone
@@ -130,11 +131,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
     arguments = build_parser().parse_args(argv)
     quiet()
-    try:
+    with errors_told():
         evaluation = evaluate(**vars(arguments))
-    except EXPECTED_ERRORS as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
     get_console().print(reward_table(evaluation))
     if arguments.out is not None:
         print(f"{arguments.out}: numbers, scores and figures")
