@@ -24,14 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import comparison, measure, workload
-from benchmarks.comparison import OURS, Summary
-from benchmarks.processes import SideFailed, run_side
+from benchmarks.comparison import OURS, Run, Summary
+from benchmarks.processes import Round, measure_rounds
 from benchmarks.workload import Work
 
 PACKAGES = ("torch", "transformers", "peft", "lightning")
 TRL_MICRO = {"tiny": (32, 8), "smollm2": (8,)}
 """With 32 rows at once SmolLM2 takes about four times the memory it takes with 8."""
-Round = dict[str, dict[str, Any]]
 
 
 def peer_name(micro_batch: int) -> str:
@@ -45,36 +44,7 @@ def sides_of(work: Work, micro_batches: Sequence[int]) -> dict[str, tuple[str, W
     return {**peers, OURS: ("ours", work)}
 
 
-def measure_rounds(
-    sides: dict[str, tuple[str, Work]], prompts: Path, rounds: int
-) -> tuple[list[Round], dict[str, str]]:
-    """Run all sides in turn; a side that fails is told and left out from then on.
-
-    Returns:
-        The rounds, and what the sides said that failed.
-    """
-    measured: list[Round] = []
-    failed: dict[str, str] = {}
-    for number in range(rounds):
-        order = list(sides) if number % 2 == 0 else list(reversed(sides))
-        results: Round = {}
-        for name in order:
-            if name in failed:
-                continue
-            try:
-                results[name] = run_side(*sides[name], prompts)
-            except SideFailed as error:
-                if name == OURS:
-                    raise
-                failed[name] = str(error)
-                print(f"round {number + 1}: {name} failed and is left out: {error}", flush=True)
-                continue
-            print(f"round {number + 1}: {name}: {_brief(results[name])}", flush=True)
-        measured.append(results)
-    return [{n: run for n, run in r.items() if n not in failed} for r in measured], failed
-
-
-def _brief(run: dict[str, Any]) -> str:
+def _brief(run: Run) -> str:
     summary = comparison.summarise("", [run])
     stall = "unknown" if run["stall"] is None else f"{run['stall']:.0%}"
     return (
@@ -147,6 +117,8 @@ def arguments_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.trl_micro is None:
         options.trl_micro = list(TRL_MICRO[options.model])
+    if options.quick:
+        options.rounds = 1
     return options
 
 
@@ -178,7 +150,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         prompts = workload.write_prompts(work, Path(folder) / "prompts.jsonl")
         sides = sides_of(work, micro_batches)
-        rounds, failed = measure_rounds(sides, prompts, 1 if options.quick else options.rounds)
+        rounds, failed = measure_rounds(sides, prompts, options.rounds, _brief)
     record = {
         "benchmark": "grpo_vs_trl",
         "quick": options.quick,

@@ -1,6 +1,6 @@
 """One side of a comparison: iterations of `PolicyModule` under a Lightning trainer.
 
-    python -m benchmarks.side_ours --work JSON --prompts FILE --out FILE
+    python -m benchmarks.side_ours --work JSON --data FILE --out FILE
 
 `benchmarks.processes` starts it. The phases `generate`, `reference` and `update` are the module's
 own metrics; the forward pass is what its scorer takes with a gradient, the backward pass what
@@ -153,4 +153,4 @@ def run(work: Work, prompts: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    side_main(run)
+    side_main(run, Work.from_json)

@@ -1,6 +1,6 @@
 """One side of a comparison: steps of TRL's GRPOTrainer, set up as a user of a CPU would at best.
 
-    python -m benchmarks.side_trl --work JSON --prompts FILE --out FILE
+    python -m benchmarks.side_trl --work JSON --data FILE --out FILE
 
 `benchmarks.processes` starts it. No gradient checkpointing, one generation per optimiser step, the
 stop rule from the model's generation config. Phases are timed around the trainer's own methods;
@@ -159,4 +159,4 @@ def run(work: Work, prompts: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    side_main(run)
+    side_main(run, Work.from_json)

@@ -294,7 +294,8 @@ def test_page_has_a_place_for_every_result():
     works = [Work(beta=b, bf16=half) for b in (0.0, 0.04) for half in (False, True)]
     works += [Work(model="smollm2", beta=b) for b in (0.0, 0.04)]
     wanted = {block_name(work) for work in works}
-    wanted |= {"generation-tiny", "generation-smollm2", "head", "scaling", "rewards"}
+    wanted |= {f"{kind}-{model}" for kind in ("generation", "reward") for model in workload.MODELS}
+    wanted |= {"head", "scaling", "rewards"}
     assert set(known) == wanted and len(known) == len(wanted)
 
 

@@ -9,7 +9,8 @@ entropy H. A block with m_b, s_b, u_b, H_b of its own changes them to
     u' = (1 - w) u + w u_b,   H' = (1 - w) H + w H_b - w ln w - (1 - w) ln(1 - w)
 
 so that memory does not grow with the vocabulary: scores exist for a tile of rows and a block of the
-vocabulary. Blocks are the outer loop: each part of W is widened and packed once for all rows.
+vocabulary. Blocks are the outer loop: each part of W is widened and packed once for all rows. For
+the gradient of W, whose scores come again, it is the rows that are packed once for all blocks.
 
 Cut cross-entropy (Wijmans et al., arXiv 2411.09009) does this in one kernel on CUDA. It is not used
 here, not yet. The release that registries carry (25.1.1) leaves small probabilities out of the
@@ -24,11 +25,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
 from sctom.packed_linear import PackedLinear
 
@@ -41,8 +44,11 @@ With a tile of 512 hidden states that is 4 MiB: it stays in the cache.
 PACK_ROWS = 512
 """Hidden states from which on a packed block of the head pays for its packing."""
 
-KEPT_SCORES = 2**26
-"""Scores of a trained head kept for backward instead of computed again: 256 MiB in float32.
+_SHAPES = 64
+"""Rows of packed products come in multiples of it: oneDNN keeps something for each shape."""
+
+KEPT_SCORES = 2**27
+"""Scores of a trained head kept for backward instead of computed again: 512 MiB in float32.
 
 A trained head costs four products where three are enough if all logits are kept. With so many of
 them kept it costs three where the vocabulary is small, and memory stays bounded where it is large.
@@ -147,7 +153,7 @@ class _LinearTokenLogps(torch.autograd.Function):
             hidden, weight, ids, peak, total, *kept = rest
             wide = hidden.to(peak.dtype)
             pieces = [
-                _Piece.of(rows, wide, ids, peak, total, upstream, ctx.temperature)
+                _Piece.of(rows, wide, ids, peak, total, upstream, ctx.temperature, len(weight))
                 for rows in tiles(len(ids), ctx.tile)
             ]
             for_weight = _weight_gradient(weight, pieces, kept, peak.dtype)
@@ -206,7 +212,7 @@ def _mean_row(probs: Tensor, block: Tensor) -> Tensor:
     return probs @ block
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Piece:
     """The rows of a tile whose gradient is not 0, and what the gradient of the head takes of them.
 
@@ -217,6 +223,7 @@ class _Piece:
         scaled: [n, H] hidden / temperature.
         pulled: [n, H] upstream * scaled.
         pushed: [n, H] -upstream * scaled / (sum of exp(z - peak)).
+        vocabulary: rows of the head.
     """
 
     rows: Tensor | slice
@@ -225,6 +232,7 @@ class _Piece:
     scaled: Tensor
     pulled: Tensor
     pushed: Tensor
+    vocabulary: int
 
     @classmethod
     def of(
@@ -236,13 +244,28 @@ class _Piece:
         total: Tensor,
         upstream: Tensor,
         temperature: float,
+        vocabulary: int,
     ) -> _Piece:
         counted = upstream[tile].nonzero().flatten()
         rows = counted if len(counted) < tile.stop - tile.start else slice(None)
         scaled = hidden[tile][rows] / temperature
         pulled = upstream[tile][rows, None] * scaled
         pushed = -pulled / total[tile][rows]
-        return cls(rows, ids[tile][rows], peak[tile][rows], scaled, pulled, pushed)
+        return cls(rows, ids[tile][rows], peak[tile][rows], scaled, pulled, pushed, vocabulary)
+
+    @cached_property
+    def pushed_by(self) -> Callable[[Tensor], Tensor]:
+        """What a block [C, H] of the head gets from these rows, [C, H], its scores computed anew.
+
+        Both products are with the rows, which are packed once for all blocks.
+        """
+        missing = -len(self.scaled) % _SHAPES  # of 0, so that they push nothing
+        scaled, pushed, peak = (
+            pad(rows, (0, 0, 0, missing)) for rows in (self.scaled, self.pushed, self.peak)
+        )
+        scores, push = (_multiplier(rows, self.vocabulary) for rows in (scaled, pushed.t()))
+        below = peak.t()
+        return lambda block: push(scores(block).sub_(below).exp_())
 
 
 def _weight_gradient(
@@ -253,15 +276,14 @@ def _weight_gradient(
     with torch.autocast(weight.device.type, enabled=False):
         for number, (columns, block) in enumerate(_blocks(weight, dtype)):
             remembered = kept[number * len(pieces) :][: len(pieces)]
-            multiply = _multiplier(block, sum(len(p.ids) for p in pieces[len(remembered) :]))
             place = gradient[columns]
             part = place.zero_() if place.dtype == dtype else torch.zeros_like(block)
             for turn, piece in enumerate(pieces):
                 if turn < len(remembered):
                     scores = remembered[turn][piece.rows]
+                    part.addmm_((scores - piece.peak).exp_().t(), piece.pushed)
                 else:
-                    scores = multiply(piece.scaled)
-                part.addmm_((scores - piece.peak).exp_().t(), piece.pushed)
+                    part.add_(piece.pushed_by(block))
                 inside = (piece.ids >= columns.start) & (piece.ids < columns.stop)
                 part.index_add_(0, piece.ids[inside] - columns.start, piece.pulled[inside])
             if part is not place:
@@ -270,14 +292,14 @@ def _weight_gradient(
 
 
 def _multiplier(block: Tensor, rows: int) -> Callable[[Tensor], Tensor]:
-    """The product with a block of the head, packed where it is used often enough."""
+    """The function x -> x @ block.T; the block is packed where enough rows are multiplied by it."""
     if rows < PACK_ROWS or not PackedLinear.available(block):
         return lambda x: x @ block.t()
     packed = PackedLinear(block, rows=PACK_ROWS)
 
     def multiply(x: Tensor) -> Tensor:
-        missing = -len(x) % 64  # few different shapes, for what oneDNN keeps of each
-        return packed(torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x)[: len(x)]
+        missing = -len(x) % _SHAPES
+        return packed(pad(x, (0, 0, 0, missing)) if missing else x)[: len(x)]
 
     return multiply
 

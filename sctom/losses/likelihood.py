@@ -92,7 +92,7 @@ def linear_token_logps(
     not grow with the vocabulary; `sctom.losses._linear_head` says how. The derivative with respect
     to hidden is formed while they do, so backward is one multiplication and a frozen head costs two
     matrix products in all. A head that is trained has its blocks computed again in backward for its
-    own gradient, but for the first 64 million logits, which are kept (256 MiB). Products are in
+    own gradient, but for the first 128 million logits, which are kept (512 MiB). Products are in
     float32 even where hidden and weight are bfloat16 or under autocast: a head in low precision is
     what sets trainer and sampler apart most (MiniMax-M1, arXiv 2506.13585).
 

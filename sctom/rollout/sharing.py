@@ -98,7 +98,7 @@ def _compare(causal: nn.Module) -> _Finding:
     packed = _logits(causal, row)[row.sources]
     plain = torch.cat([_plain_logits(causal, *sequence, device) for sequence in sequences])
     gap, spread = (packed - plain).abs(), float(plain.std())
-    exact = plain.dtype in (torch.float32, torch.float64) and _is_wide(causal)
+    exact = plain.dtype in (torch.float32, torch.float64) and computes_wide(causal)
     found = float(gap.max() if exact else gap.mean(-1).max())
     limit = (1e-4 if exact else 0.1) * spread
     if not math.isfinite(found):
@@ -153,8 +153,11 @@ def _rotary_limit(config: Any) -> _Finding:
     )
 
 
-def _is_wide(causal: nn.Module) -> bool:
-    return all(p.dtype in (torch.float32, torch.float64) for p in causal.parameters())
+def computes_wide(causal: nn.Module) -> bool:
+    """Whether a model computes in float32 or wider: by its weights, and by autocast."""
+    device = next(causal.parameters()).device.type
+    wide = all(p.dtype in (torch.float32, torch.float64) for p in causal.parameters())
+    return wide and not torch.is_autocast_enabled(device)
 
 
 def _logits(causal: nn.Module, row: Packed) -> Tensor:

@@ -201,7 +201,7 @@ def _prompts(rows: Sequence[Row]) -> list[Row]:
     """The different prompts of pairs, in the messages format, in the order of the pairs."""
     prompts: dict[str, Row] = {}
     for row in rows:
-        about = {key: row[key] for key in ("source", "is_safety") if key in row}
+        about: Row = {key: row[key] for key in ("source", "is_safety") if key in row}
         prompts.setdefault(str(row["prompt"]), {"messages": row["prompt"], **about})
     return list(prompts.values())
 

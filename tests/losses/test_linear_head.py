@@ -101,7 +101,9 @@ def test_packed_blocks_give_what_plain_ones_do(dtype: torch.dtype, monkeypatch: 
         )
 
 
-def test_each_block_is_packed_once_for_all_rows_and_shapes_are_few(monkeypatch: pytest.MonkeyPatch):
+def test_blocks_are_packed_once_for_all_rows_then_rows_for_all_blocks_in_few_shapes(
+    monkeypatch: pytest.MonkeyPatch,
+):
     packed: list[int] = []
     shapes: set[tuple[int, ...]] = set()
 
@@ -126,9 +128,27 @@ def test_each_block_is_packed_once_for_all_rows_and_shapes_are_few(monkeypatch: 
         weight.requires_grad_()
         logps = linear_token_logps(hidden, weight, ids, tile=64)
         torch.autograd.grad((logps * upstream).sum(), [hidden, weight])
-    blocks = [8, 8, 8, 8, 8, 3]
-    assert packed == blocks + blocks[1:] + 4 * blocks  # forward and backward of three calls
-    assert shapes == {(64, 6)}  # the last 12 and 63 rows too
+    blocks, tile = [8, 8, 8, 8, 8, 3], [64, 6]  # of a tile its rows, and what they push, turned
+    assert packed == blocks + 2 * tile + 2 * (blocks + 3 * tile)  # the last 12 and 63 rows too
+    assert shapes == {(64, 6), (64, 64)}
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_rows_are_not_packed_for_backward_where_all_scores_are_kept(
+    missing: int, monkeypatch: pytest.MonkeyPatch
+):
+    def never(self: _linear_head._Piece):
+        raise AssertionError("packed")
+
+    monkeypatch.setattr(_linear_head, "KEPT_SCORES", 11 * 43 - missing)
+    monkeypatch.setattr(_linear_head._Piece, "pushed_by", property(never))
+    hidden, weight, ids, upstream = head(11, 43)
+    logps = linear_token_logps(hidden, weight.requires_grad_(), ids, tile=TILE)
+    if missing:
+        with pytest.raises(AssertionError, match="packed"):
+            torch.autograd.grad(logps, weight, upstream)
+    else:
+        torch.autograd.grad(logps, weight, upstream)
 
 
 def test_rows_without_a_gradient_are_left_out_even_if_they_are_nan(kept: str):

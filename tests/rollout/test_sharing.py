@@ -318,3 +318,11 @@ def test_code_that_fails_on_packed_rows_is_a_reason(monkeypatch):
 
     monkeypatch.setattr(model.model.layers[0].mlp, "forward", only_short)
     assert "fails with RuntimeError: too long for me" in why_plain(model, 8)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_a_model_first_seen_under_autocast_is_packed_all_the_same(name):
+    kind, shape = KINDS[name]
+    model = AutoModelForCausalLM.from_config(kind(**shape)).eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert why_plain(model, 20) is None
