@@ -1,0 +1,1 @@
+"""Iterative RLHF in rounds: compare answers, learn rewards, sample, select, fine-tune, PPO."""
