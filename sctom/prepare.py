@@ -1,10 +1,10 @@
 """Public files to sctom's JSONL: `python -m sctom.prepare NAME --source FILE --out FOLDER`.
 
-Every set is written as train.jsonl, valid.jsonl and test.jsonl in the messages format (HumanEval as
-test.jsonl only, Google's example lines as train.jsonl and valid.jsonl) or as pairs of answers (hh,
-graded, conflicting), beside a manifest.json with the hashes of what was read and written. The same
-source, variant and seed give the same bytes. Two sets come from elsewhere: refusals from sctom
-itself, and gatt from the answers of a model.
+Every set is written as train.jsonl, valid.jsonl and test.jsonl in the messages format (HumanEval,
+and TriviaQA without --train, as test.jsonl only, Google's example lines as train.jsonl and
+valid.jsonl) or as pairs of answers (hh, graded, conflicting), beside a manifest.json with the
+hashes of what was read and written. The same source, variant and seed give the same bytes. Two sets
+come from elsewhere: refusals from sctom itself, and gatt from the answers of a model.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rich.table import Table
 from sctom.readers import DataError
 from sctom.tasks import tinyworld, tinyworld_confidence
 from sctom.tasks.code import SHOWN_TESTS, prepare_humaneval, prepare_mbpp
+from sctom.tasks.exploretom import prepare_exploretom
 from sctom.tasks.gatt import INSTRUCTIONS, SHORT_SHARE, prepare_gatt
 from sctom.tasks.google import prepare_google
 from sctom.tasks.graded import OVERLAP, prepare_graded
@@ -27,6 +28,7 @@ from sctom.tasks.gsm8k import prepare_gsm8k
 from sctom.tasks.hh import TEST_SHARE, VALID_SHARE, prepare_hh
 from sctom.tasks.refusal import prepare_refusals
 from sctom.tasks.selfaware_source import prepare_selfaware
+from sctom.tasks.triviaqa import prepare_triviaqa
 from sctom.writers import Prepared, write
 
 _IN_TITLE = ("set", "variant", "seed")
@@ -100,9 +102,33 @@ def build_parser() -> argparse.ArgumentParser:
     refusals.set_defaults(
         prepare=lambda arguments: prepare_refusals(), finish=lambda arguments: None
     )
+    _add_questions(sets, common)
     _add_pairs(sets, common)
     _add_gatt(sets, common)
     return parser
+
+
+def _add_questions(sets: Any, common: argparse.ArgumentParser) -> None:
+    """The subcommands of questions that are there for cross-evaluation."""
+    exploretom = sets.add_parser(
+        "exploretom", parents=[common], help="who believes what, in stories: ExploreToM"
+    )
+    exploretom.add_argument(
+        "--source", required=True, type=Path, help="ExploreToM-data-sample.csv, or JSONL"
+    )
+    exploretom.add_argument(
+        "--story",
+        default="infilled",
+        choices=("infilled", "structure"),
+        help="written out, or its bare sentences (default infilled)",
+    )
+    exploretom.set_defaults(prepare=_exploretom, finish=lambda arguments: None)
+    triviaqa = sets.add_parser("triviaqa", parents=[common], help="knowledge by heart: TriviaQA")
+    triviaqa.add_argument(
+        "--source", required=True, type=Path, help="validation set, JSON or JSONL: test.jsonl"
+    )
+    triviaqa.add_argument("--train", type=Path, help="training set: train.jsonl and valid.jsonl")
+    triviaqa.set_defaults(prepare=_triviaqa, finish=lambda arguments: None)
 
 
 def _add_pairs(sets: Any, common: argparse.ArgumentParser) -> None:
@@ -188,6 +214,14 @@ def _mbpp(arguments: argparse.Namespace) -> Prepared:
 
 def _humaneval(arguments: argparse.Namespace) -> Prepared:
     return prepare_humaneval(arguments.source, seed=arguments.seed)
+
+
+def _exploretom(arguments: argparse.Namespace) -> Prepared:
+    return prepare_exploretom(arguments.source, seed=arguments.seed, story=arguments.story)
+
+
+def _triviaqa(arguments: argparse.Namespace) -> Prepared:
+    return prepare_triviaqa(arguments.source, train=arguments.train, seed=arguments.seed)
 
 
 def _google(arguments: argparse.Namespace) -> Prepared:
