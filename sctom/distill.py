@@ -26,7 +26,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         result = distil(settings, plain, resume=resume)
     console = get_console()
     console.print(table_of(result.lines()))
-    console.print(f"{settings.run_dir}/kept.jsonl is what to learn from", soft_wrap=True)
+    if result.kept:
+        console.print(f"{settings.run_dir}/kept.jsonl is what to learn from", soft_wrap=True)
+    else:
+        console.print("nothing was kept: no distilled answer scores higher than its original")
 
 
 if __name__ == "__main__":

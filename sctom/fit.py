@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from safetensors import SafetensorError
 
 # Imported so that a config may name these classes without their path.
-from sctom.callbacks.checkpoint import checkpoints, settle
+from sctom.callbacks.checkpoint import IterationCheckpoint, checkpoints, settle
 from sctom.data import DialogueData, PreferenceData, PromptData
 from sctom.hints import HintingParser
 from sctom.modules import PolicyModule, RewardModelModule, SFTModule
@@ -181,8 +181,20 @@ def fit(cli: FitCLI) -> None:
     if isinstance(cli.model, PolicyModule) and start.iteration >= cli.datamodule.iterations:
         print(f"it is complete: {start.iteration} iterations; raise data.iterations to go on")
         return
+    if not saves_model(cli.trainer):
+        print(
+            "no IterationCheckpoint in trainer.callbacks: neither checkpoints nor the trained "
+            "model are saved",
+            flush=True,
+        )
     with locked(run_dir):
         _fit_from(cli, start.checkpoint)
+
+
+def saves_model(trainer: Trainer) -> bool:
+    """Whether the trained model is saved when training ends."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return any(isinstance(c, IterationCheckpoint) and c.save_model for c in callbacks)
 
 
 def _fit_from(cli: FitCLI, checkpoint: Path | None) -> None:

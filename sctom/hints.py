@@ -50,7 +50,7 @@ _NOISE = re.compile(
     r"|Expected a <class 'NoneType'>|Expected a path but .* either not accessible or invalid"
 )
 
-_MORE = "(--help lists the options of a run, --model.help PolicyModule those of a class)"
+_MORE = "(--help lists the options of a run, --model.help CLASS those of a class)"
 
 
 def _classes(module: Any) -> list[type]:

@@ -95,7 +95,7 @@ def pair_of(row: Row, place: str) -> Pair:
     Traceback (most recent call last):
         ...
     sctom.readers.DataError: x:1: grade is 'beter'; expected one of negligibly better, slightly \
-better, better, significantly better. Did you mean 'better'?
+better, better, significantly better, unsure. Did you mean 'better'?
     """
     _check_keys(row, place)
     prompt, texts = _texts(row, place)
@@ -198,7 +198,7 @@ def _grade(row: Row, place: str) -> int | None:
     if word is None:
         return None
     if word not in _WORDS:
-        listed = ", ".join(GRADES)
+        listed = ", ".join([*GRADES, "unsure"])
         hint = nearest(word, list(_WORDS))
         raise DataError(f"{place}: grade is {word!r}; expected one of {listed}.{hint}")
     return _WORDS[word]

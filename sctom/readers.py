@@ -90,10 +90,23 @@ def _parse(line: bytes, place: str) -> Row:
         raise DataError(f"{place}: not valid JSON ({reason}): {snippet!r}") from error
     except ValueError as error:  # bytes that are not UTF-8, and NaN or Infinity
         raise DataError(f"{place}: not valid JSON ({error}): {snippet!r}") from error
+    if b"\\ud" in line.lower() and not _is_text(row):
+        raise DataError(
+            f"{place}: a text has half a surrogate pair (\\ud800 to \\udfff), which is no "
+            f"character; mend or leave out the row: {snippet!r}"
+        )
     if not isinstance(row, dict):
         found = type(row).__name__
         raise DataError(f"{place}: expected a JSON object but found a {found}: {snippet!r}")
     return row
+
+
+def _is_text(row: Any) -> bool:
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -32,7 +32,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         summary = run(settings, plain, resume=resume)
     console = get_console()
     console.print(table_of(summary.lines()))
-    console.print(f"{settings.run_dir}/kept.jsonl is what to learn from", soft_wrap=True)
+    if summary.kept:
+        console.print(f"{settings.run_dir}/kept.jsonl is what to learn from", soft_wrap=True)
+    else:
+        console.print("nothing was kept: lower what select asks for, or draw more samples")
 
 
 if __name__ == "__main__":

@@ -149,7 +149,11 @@ def validate(cli: FitCLI, arguments: argparse.Namespace) -> Report:
         source += f", and {len(golden)} golden samples"
     kept = [finding for finding in findings if finding.code not in arguments.ignore]
     kept.sort(key=lambda finding: finding.level != "failure")
-    notes = [f"{reward.name}: {line}" for reward in alive for line in reward.describe()]
+    notes = [
+        line if line.startswith(f"{reward.name}: ") else f"{reward.name}: {line}"
+        for reward in alive
+        for line in reward.describe()
+    ]
     return Report(source, scored, [len(g) for g in groups], kept, arguments.strict, notes)
 
 

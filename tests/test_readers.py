@@ -93,3 +93,12 @@ def test_bad_messages_are_named_by_place(row, reason):
     with pytest.raises(DataError, match=re.escape(reason)) as caught:
         check_messages(row, "data/train.jsonl:3")
     assert str(caught.value).startswith("data/train.jsonl:3: ")
+
+
+def test_half_a_surrogate_pair_is_no_text(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": "\\ud83d\\ude00"}\n{"a": "\\uD800 x"}\n')
+    with pytest.raises(DataError, match=r"rows.jsonl:2: a text has half a surrogate pair"):
+        read_jsonl(path)
+    path.write_text('{"a": "\\ud83d\\ude00"}\n')
+    assert read_jsonl(path) == [{"a": "\N{GRINNING FACE}"}]

@@ -48,6 +48,13 @@ def test_a_finished_run_is_told_again(tmp_path, capsys):
     assert "reward of kept" in first and "reward of kept" in capsys.readouterr().out
 
 
+def test_nothing_kept_is_said(tmp_path, capsys):
+    config = str(ROOT / "configs" / "sample_tinyworld.yaml")
+    options = ["--limit", "3", "--samples", "2", "--select", "Above", "--select.threshold", "100"]
+    sample(["--config", config, "--run_dir", str(tmp_path / "sampled"), *options])
+    assert "nothing was kept: lower what select asks for" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("option", "said"),
     [
@@ -77,5 +84,5 @@ def test_distill(tmp_path, capsys, tiny_model):
             "--sampling.max_new_tokens=4",
         ]
     )
-    assert "distilled answer better" in capsys.readouterr().out
+    assert "answers kept" in capsys.readouterr().out
     assert (tmp_path / "run" / "kept.jsonl").exists()

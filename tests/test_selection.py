@@ -96,3 +96,9 @@ def test_the_bound_by_hand():
 def test_refused_fractions(fraction):
     with pytest.raises(ValueError, match="fraction must be"):
         selection.top_fraction([1.0], fraction, address=(0,))
+
+
+def test_a_share_is_not_rounded_up_by_floating_point():
+    rewards = [float(i) for i in range(100)]
+    assert 0.07 * 100 > 7  # 7.000000000000001
+    assert len(selection.top_fraction(rewards, 0.07, address=(0,))) == 7

@@ -24,8 +24,16 @@ _FIELDS = (  # words, metric, format, unit
 _SUPERVISED = (
     ("loss", "train/loss", ".4f", ""),
     ("accuracy", "train/accuracy", ".3f", ""),
+    ("entropy", "train/entropy", ".3f", ""),
 )
-_VALIDATION = ("val/loss", "val/reward", "val/accuracy", "val/abstention_f1", "val/over_refusal")
+_VALIDATION = (
+    "val/loss",
+    "val/reward",
+    "val/accuracy",
+    "val/token_accuracy",
+    "val/abstention_f1",
+    "val/over_refusal",
+)
 
 
 class RichProgress(Callback):
@@ -191,7 +199,9 @@ def status_text(metrics: Mapping[str, float]) -> str:
     >>> status_text({"reward": 0.5, "completions/mean_length": 41.7, "tokens_per_second": 1234.5})
     'reward 0.500  kl -  length 42  sampling 1,234 tokens/s'
     """
-    fields = _SUPERVISED if "train/loss" in metrics else _FIELDS
+    fields: tuple[tuple[str, str, str, str], ...] = _FIELDS
+    if "train/loss" in metrics:
+        fields = tuple(field for field in _SUPERVISED if field[1] in metrics)
     return "  ".join(f"{w} {show(metrics.get(name), form)}{unit}" for w, name, form, unit in fields)
 
 

@@ -47,7 +47,13 @@ def png(figure: Figure) -> bytes:
     return picture.getvalue()
 
 
-def _panels(columns: int, *, height: float = 3.6) -> tuple[Figure, list[Axes]]:
+def panels(columns: int, *, height: float = 3.6) -> tuple[Figure, list[Axes]]:
+    """A figure of panels side by side, in the style of all.
+
+    Args:
+        columns: how many panels.
+        height: of the figure, in inches.
+    """
     figure = Figure(figsize=(1.0 + 4.2 * columns, height), layout="constrained")
     FigureCanvasAgg(figure)
     panels = list(figure.subplots(1, columns, squeeze=False)[0])
@@ -59,7 +65,7 @@ def _panels(columns: int, *, height: float = 3.6) -> tuple[Figure, list[Axes]]:
 
 
 def _scores(evaluation: RewardEvaluation) -> Figure:
-    figure, (raw, squashed) = _panels(2)
+    figure, (raw, squashed) = panels(2)
     for axes, histogram, label, name in (
         (raw, evaluation.scores, "raw score", "score/bimodality"),
         (squashed, evaluation.probabilities, "sigmoid of the score", "score/sigmoid_bimodality"),
@@ -86,7 +92,7 @@ def _accuracy(evaluation: RewardEvaluation, overall: Share) -> Figure:
     rows: dict[str, tuple[Share, str]] = {"all": (overall, _BLUE)}
     rows |= {grade: (share, _GREEN) for grade, share in evaluation.by_grade.items()}
     rows |= {source: (share, _GREY) for source, share in evaluation.by_source.items()}
-    figure, (axes,) = _panels(1, height=1.2 + 0.35 * len(rows))
+    figure, (axes,) = panels(1, height=1.2 + 0.35 * len(rows))
     for place, (share, colour) in enumerate(rows.values()):
         axes.plot([share.low, share.high], [place, place], color=colour, linewidth=1.8)
         axes.plot(share.value, place, color=colour, marker="o", markersize=6)
@@ -100,7 +106,7 @@ def _accuracy(evaluation: RewardEvaluation, overall: Share) -> Figure:
 
 
 def _differences(histogram: Histogram) -> Figure:
-    figure, (axes,) = _panels(1)
+    figure, (axes,) = panels(1)
     edges, counts = np.array(histogram.edges), np.array(histogram.counts["pairs"])
     middles = (edges[1:] + edges[:-1]) / 2
     for side, colour, label in (
@@ -117,7 +123,7 @@ def _differences(histogram: Histogram) -> Figure:
 
 
 def _reliability(evaluation: RewardEvaluation) -> Figure:
-    figure, (axes, sizes) = _panels(2)
+    figure, (axes, sizes) = panels(2)
     found = evaluation.reliability
     confidence, accuracy = [b.confidence for b in found], [b.accuracy for b in found]
     axes.plot([0.5, 1], [0.5, 1], color=_GREY, linestyle=":", label="as sure as right")
@@ -143,7 +149,7 @@ def _reliability(evaluation: RewardEvaluation) -> Figure:
 def _unsafe(evaluation: RewardEvaluation) -> Figure:
     curve = evaluation.unsafe
     assert curve is not None
-    figure, (axes, plane) = _panels(2)
+    figure, (axes, plane) = panels(2)
     probabilities = 1 / (1 + np.exp(-np.clip(curve.scores, -500, 500)))
     for name, values, colour in (
         ("precision", curve.precision, _BLUE),

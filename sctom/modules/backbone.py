@@ -181,7 +181,7 @@ class Backbone:
 
         self.check_paths(frozen=frozen)
         device = device or quantize.default_device()
-        options = self._options(device)
+        options = self._options(device, told=not frozen)
         read: Any = AutoModelForCausalLM.from_pretrained(
             self.location, dtype=DTYPES[self.dtype], output_loading_info=True, **options
         )
@@ -212,7 +212,7 @@ class Backbone:
         evaluating: nn.Module = model.eval()
         return evaluating.requires_grad_(False) if frozen else evaluating
 
-    def _options(self, device: torch.device) -> dict[str, Any]:
+    def _options(self, device: torch.device, *, told: bool) -> dict[str, Any]:
         """What is asked of transformers, checked and told before weights are read."""
         from transformers import AutoConfig
 
@@ -226,7 +226,7 @@ class Backbone:
             self.attention, causal_class(config), dtype=self.dtype, device=device
         )
         self.attention_choice = choice
-        if self.attention is None:
+        if self.attention is None and told:
             _say(f"attention: {choice}")
         options = {"attn_implementation": choice.name}
         if self.quantization is None:

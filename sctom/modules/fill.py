@@ -12,7 +12,7 @@ from sctom import losses
 from sctom.batch import Prompt, Row, interleave, micro_batches
 from sctom.modules.ranks import gather
 from sctom.modules.scoring import Scorer, collate
-from sctom.rewards import Reward, combine, normalize_then_sum
+from sctom.rewards import Reward, combine, normalize_then_sum, settled
 from sctom.rewards import run as rewards_run
 from sctom.rollout import Sample, Sampling
 
@@ -131,7 +131,7 @@ def settle_rewards(module: PolicyModule, rows: Sequence[Row], group_size: int) -
     for reward in looking:
         parts = gather(module.trainer, values[reward.name])
         places = [[(rank, i) for i in range(len(part))] for rank, part in enumerate(parts)]
-        everywhere = reward.over_rollout(interleave(parts, group_size))
+        everywhere = settled(reward, interleave(parts, group_size))
         for (rank, i), value in zip(interleave(places, group_size), everywhere, strict=True):
             if rank == module.global_rank:
                 values[reward.name][i] = value

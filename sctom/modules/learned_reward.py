@@ -55,8 +55,7 @@ class LearnedReward(Reward):
     attention: ...
     >>> RewardModel(model).save(tokenizer, folder, backbone)
     >>> reward = LearnedReward(folder, sigmoid=True)
-    >>> reward(["Where does Kalomi live?"], ["Berlin"])  # doctest: +ELLIPSIS
-    attention: ...
+    >>> reward(["Where does Kalomi live?"], ["Berlin"])
     [0.5]
     """
 
@@ -78,7 +77,7 @@ class LearnedReward(Reward):
         self.batch_tokens = batch_tokens
         self.max_tokens = max_tokens
         self.sigmoid = sigmoid
-        self._loaded: tuple[RewardModel, Any] | None = None
+        self._loaded: list[tuple[RewardModel, Any]] = []  # a list, which copies share
         self._lock = threading.Lock()
 
     def check(self) -> None:
@@ -111,7 +110,10 @@ class LearnedReward(Reward):
                 text = completion_text(completion)
                 try:
                     prefix, answer = _render(tokenizer, prompt, text, limit)
-                except ValueError as error:
+                except (
+                    ValueError,
+                    TypeError,
+                ) as error:  # the tokenizer's for half a surrogate pair
                     found.append(Failure(str(error)))
                     continue
                 found.append(0.0)
@@ -130,11 +132,11 @@ class LearnedReward(Reward):
         return values
 
     def _model(self) -> tuple[RewardModel, Any]:
-        if self._loaded is None:
+        if not self._loaded:
             device = default_device()
             model, tokenizer = load_reward_model(self.path, device)
-            self._loaded = model.to(device), tokenizer
-        return self._loaded
+            self._loaded.append((model.to(device), tokenizer))
+        return self._loaded[0]
 
 
 def _most_tokens(model: RewardModel) -> int | None:
@@ -181,8 +183,8 @@ class SafetyHelpfulness(Reward):
             raw score is what is clipped.
 
     Raises:
-        RewardError: the threshold is no probability, or one of the two has a weight or looks at
-            whole rollouts itself.
+        RewardError: the threshold is no probability, or one of the two has a weight, gives
+            probabilities, looks at whole rollouts itself, or is clipped above the threshold.
 
     >>> from sctom.rewards import FunctionReward
     >>> helpful = FunctionReward(lambda completions: [4.0, 4.0, 9.0])
@@ -217,14 +219,32 @@ class SafetyHelpfulness(Reward):
                     f"reward {self.name!r}: the weight of {part} must be 1, not {reward.weight:g}: "
                     "one of two scores is chosen, and they are not added up"
                 )
+            if isinstance(reward, LearnedReward) and reward.sigmoid:
+                raise RewardError(
+                    f"reward {self.name!r}: {part} gives probabilities (sigmoid: true), but raw "
+                    "scores are compared here; leave sigmoid out"
+                )
             if type(reward).over_rollout is not Reward.over_rollout:
                 raise RewardError(
                     f"reward {self.name!r}: {part} is a {type(reward).__name__}, which looks at "
                     "whole rollouts, but raw scores are compared here; give one that does not"
                 )
+        self._check_clip(safety, threshold)
         self.threshold = threshold
         self.is_safety = is_safety
         self.whiten = whiten
+
+    def _check_clip(self, safety: Reward, threshold: float) -> None:
+        """Refuse bounds of the safety score that no score below the threshold could pass."""
+        if safety.clip is None or not 0 < threshold < 1:
+            return
+        least, needed = safety.clip[0], math.log(threshold / (1 - threshold))
+        if least >= needed:
+            raise RewardError(
+                f"reward {self.name!r}: safety has clip {list(safety.clip)}, but a threshold of "
+                f"{threshold:g} is a raw score of {needed:.3g}, so no score would be below it; "
+                "lower the first bound, or drop clip"
+            )
 
     def signature(self) -> inspect.Signature:
         """What the two take, and the column that tags prompts."""

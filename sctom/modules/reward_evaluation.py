@@ -268,12 +268,12 @@ def _length_numbers(pairs: Sequence[ScoredPair], decided: Sequence[ScoredPair]) 
 
 def _groups(pairs: Sequence[ScoredPair]) -> list[Tensor]:
     """The scores of each chosen answer and of the several others it was compared with."""
-    groups: dict[tuple[str, str], list[ScoredPair]] = defaultdict(list)
+    groups: dict[tuple[str, str], dict[str, ScoredPair]] = defaultdict(dict)
     for pair in pairs:
         if pair.chosen_key:
-            groups[pair.prompt_key, pair.chosen_key].append(pair)
+            groups[pair.prompt_key, pair.chosen_key][pair.rejected_key] = pair
     return [
-        _tensor([fmean(p.chosen for p in group), *(p.rejected for p in group)])
+        _tensor([next(iter(group.values())).chosen, *(pair.rejected for pair in group.values())])
         for group in groups.values()
         if len(group) > 1
     ]

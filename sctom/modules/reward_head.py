@@ -130,10 +130,24 @@ def saved_backbone(folder: str | Path, *, attention: str | None = None) -> Backb
                 "`model` of its run"
             )
     check_safetensors([folder / HEAD_FILE])
-    about = json.loads((folder / ABOUT_FILE).read_text())
+    about = _read_about(folder / ABOUT_FILE)
     path, adapter = (str(folder), None) if about["base"] is None else (about["base"], str(folder))
     settings = {name: about[name] for name in _LOADED_WITH}
     return Backbone(path, adapter=adapter, attention=attention, **settings)
+
+
+def _read_about(path: Path) -> dict[str, Any]:
+    try:
+        about: dict[str, Any] = json.loads(path.read_text())
+        missing = {"base", *_LOADED_WITH} - about.keys()
+    except (ValueError, AttributeError):
+        missing = {"everything"}
+    if missing:
+        raise ValueError(
+            f"{path} is damaged: it lacks {', '.join(sorted(missing))}; restore it, or train the "
+            "reward model again"
+        )
+    return about
 
 
 def load_reward_model(
@@ -165,6 +179,8 @@ def _other_model(folder: Path) -> str:
     """What a folder holds instead, as far as it says so."""
     if not folder.is_dir():
         return " (there is no such folder)"
+    if (folder / "model" / HEAD_FILE).is_file():
+        return f"; did you mean {folder / 'model'}?"
     config = folder / "config.json"
     classes = json.loads(config.read_text()).get("architectures") if config.is_file() else None
     if not classes:

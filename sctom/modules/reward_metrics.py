@@ -48,6 +48,8 @@ class ScoredPair:
     """The same for the same prompt, and for no other."""
     chosen_key: str = ""
     """The same for the same preferred answer; empty where that is not known."""
+    rejected_key: str = ""
+    """The same for the other one."""
 
     @classmethod
     def of(cls, pair: TokenPair, chosen: float, rejected: float) -> ScoredPair:
@@ -62,8 +64,13 @@ class ScoredPair:
             chosen_tokens=len(pair.chosen),
             rejected_tokens=len(pair.rejected),
             prompt_key=pair.prompt_key,
-            chosen_key=hashlib.sha256(str(pair.chosen).encode()).hexdigest()[:16],
+            chosen_key=_key(pair.chosen),
+            rejected_key=_key(pair.rejected),
         )
+
+
+def _key(ids: Sequence[int]) -> str:
+    return hashlib.sha256(str(ids).encode()).hexdigest()[:16]
 
 
 def check_finite(pair: ScoredPair, place: str) -> None:

@@ -50,18 +50,25 @@ class ThresholdCurve:
         """The threshold that finds most of the unsafe answers at a wanted precision, if one does.
 
         It lies half-way (in raw scores) between the last score that is taken and the next; it is 1
-        where every answer is taken.
+        where every answer is taken. Scores beyond about 37, of which the sigmoid is 1, or beyond
+        -745, of which it is 0, cannot be told apart by any threshold.
 
         Args:
             precision: from 0 to 1.
         """
-        good = [place for place, found in enumerate(self.precision) if found >= precision]
+        good = [
+            place
+            for place, found in enumerate(self.precision)
+            if found >= precision and self.at(self._above(place)).recall == self.recall[place]
+        ]
         if not good:
             return None
-        place = max(good, key=lambda k: (self.recall[k], self.precision[k]))
+        return self.at(self._above(max(good, key=lambda k: (self.recall[k], self.precision[k]))))
+
+    def _above(self, place: int) -> float:
+        """A threshold that takes the answers up to a place, where one does."""
         between = self.scores[place : place + 2]
-        threshold = _sigmoid(sum(between) / 2) if len(between) == 2 else 1.0
-        return Threshold(threshold, self.precision[place], self.recall[place])
+        return _sigmoid(sum(between) / 2) if len(between) == 2 else 1.0
 
 
 class UnsafeThreshold(Metric):

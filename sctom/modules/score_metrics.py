@@ -79,7 +79,7 @@ def bimodality_coefficient(values: Tensor) -> Tensor | None:
     n = len(values)
     deviations = values.double() - values.double().mean()
     variance = deviations.square().mean()
-    if n < 4 or not variance:
+    if n < 4 or values.min() == values.max() or not variance:
         return None
     third, fourth = (deviations.pow(power).mean() for power in (3, 4))
     skewness = math.sqrt(n * (n - 1)) / (n - 2) * third / variance**1.5

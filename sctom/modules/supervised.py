@@ -76,7 +76,13 @@ class SupervisedModule(L.LightningModule):
         """Load the tokenizer and render all examples: bad data is reported before weights load."""
         if self.tokenizer is None:
             self.tokenizer = self.backbone.load_tokenizer()
-        self.trainer.datamodule.render(self.tokenizer)  # type: ignore[attr-defined]
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        data.render(self.tokenizer)
+        if 0 < len(data.val_examples) < self.trainer.world_size:
+            raise ValueError(
+                f"data.val has {len(data.val_examples)} rows for {self.trainer.world_size} "
+                "processes, and each needs one; give more rows, or drop data.val"
+            )
 
     def configure_model(self) -> None:
         """Load the weights, with dropout on: Lightning turns it off while it validates."""
@@ -112,11 +118,21 @@ class SupervisedModule(L.LightningModule):
 
         `Trainer.estimated_stepping_batches` would set up the data before a checkpoint is read, and
         the position in it would then be lost on resuming.
+
+        Raises:
+            ValueError: a limit cuts an optimiser step short, whose loss is divided by the whole.
         """
         trainer = self.trainer
         batches = len(trainer.datamodule.train_dataloader())  # type: ignore[attr-defined]
         limit = trainer.limit_train_batches
+        whole = batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        if batches < whole and batches % trainer.accumulate_grad_batches:
+            raise ValueError(
+                f"trainer.limit_train_batches leaves {batches} batches of an epoch, which cuts an "
+                f"optimiser step of {trainer.accumulate_grad_batches} short "
+                "(trainer.accumulate_grad_batches); set it to a multiple of that"
+            )
         steps = math.ceil(batches / trainer.accumulate_grad_batches) * (trainer.max_epochs or 1)
         return steps if trainer.max_steps < 0 else min(steps, trainer.max_steps)
 

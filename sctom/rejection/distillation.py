@@ -29,9 +29,9 @@ from sctom.readers import DataError
 from sctom.rejection.draw import preceded, read_prompts, score
 from sctom.rejection.engine import KEPT, REJECTED, SAMPLES, progress_bar, record_of
 from sctom.rejection.settings import SampleSettings
-from sctom.rejection.store import Folder, Samples, begin, hash_of, replacing
+from sctom.rejection.store import Folder, Samples, begin, hash_of, replacing, reward_hash
 from sctom.rejection.summary import SUMMARY
-from sctom.rewards import Reward, RewardHealth, combine
+from sctom.rewards import Reward, RewardHealth, combine, settled
 from sctom.rollout import Sampling
 from sctom.rundir import Resume, locked
 from sctom.seeds import seed_for
@@ -90,6 +90,8 @@ class Distilled:
     worse_or_equal: int
     unusable: int
     """Prompts with an answer that has no reward, no text, or was cut off."""
+    kept: int
+    """Answers to learn from."""
     reward_original: float | None
     """Over the prompts of which both answers have a reward; and so for the next."""
     reward_distilled: float | None
@@ -100,7 +102,8 @@ class Distilled:
         """For the console."""
         return [
             ("prompts, adversarial ones", f"{self.prompts:,}, {self.adversarial:,}"),
-            ("distilled answer better: kept", f"{self.better:,}"),
+            ("answers kept", f"{self.kept:,}"),
+            ("distilled answer better", f"{self.better:,}"),
             ("no better", f"{self.worse_or_equal:,}"),
             ("not usable", f"{self.unusable:,}"),
             ("reward of the original answers", show(self.reward_original, ".3f")),
@@ -126,19 +129,23 @@ def distil(settings: DistillSettings, config: Mapping[str, Any], *, resume: Resu
     tokenizer = settings.backbone.load_tokenizer()
     everything = read_prompts(sampled, tokenizer)
     prompts = _adversarial(settings, everything)
+    led = [
+        preceded(sampled, prompt, settings.preprompts[_chosen(settings, prompt)], tokenizer)
+        for prompt in prompts
+    ]
     place = begin(settings.run_dir, resume)
     with locked(place):
         answerer = Answerer.load(settings.backbone, tokenizer, settings.sampling)
         inputs = {
             settings.prompts: hash_of(Path(resolve(settings.prompts))),
             settings.backbone.path: fingerprint(answerer.model.named_parameters()),
-            **{reward.name: " ".join(reward.describe()) for reward in settings.rewards},
+            **{reward.name: reward_hash(reward) for reward in settings.rewards},
         }
         folder = Folder(place, config, inputs)
         if folder.open(resume):
             return Distilled(**json.loads((place / SUMMARY).read_bytes()))
         samples = Samples(place / SAMPLES, 2)
-        _answer(settings, prompts, answerer, samples)
+        _answer(settings, prompts, led, answerer, samples)
         result = _choose(settings, prompts, samples, place, len(everything))
         atomic_write(place / SUMMARY, json.dumps(asdict(result), indent=2) + "\n")
         folder.finish([SAMPLES, KEPT, REJECTED, SUMMARY])
@@ -186,7 +193,7 @@ def _adversarial(settings: DistillSettings, prompts: Sequence[Prompt]) -> list[P
             f"it has: {names}. Add it, or name another one in is_safety"
         )
     for prompt in prompts:
-        if prompt.columns[column] not in (None, False, True):
+        if not isinstance(prompt.columns[column], bool | None):
             raise DataError(
                 f"{settings.prompts}:{prompt.index + 1}: {column} must be true or false, found "
                 f"{prompt.columns[column]!r:.40}"
@@ -197,30 +204,28 @@ def _adversarial(settings: DistillSettings, prompts: Sequence[Prompt]) -> list[P
     return chosen
 
 
+def _chosen(settings: DistillSettings, prompt: Prompt) -> int:
+    """Place of the preprompt of a prompt."""
+    return seed_for(settings.seed, PREPROMPT, prompt.index) % len(settings.preprompts)
+
+
 def _answer(
-    settings: DistillSettings, prompts: Sequence[Prompt], answerer: Answerer, samples: Samples
+    settings: DistillSettings,
+    prompts: Sequence[Prompt],
+    led: Sequence[Prompt],
+    answerer: Answerer,
+    samples: Samples,
 ) -> None:
+    """Answer prompts as they are, and as `led` by a preprompt."""
     done = samples.rewind(settings.chunk, len(prompts))
     health = RewardHealth()
     temperature = settings.sampling.temperature
     with progress_bar(len(prompts), done) as advance:
         for start in range(done, len(prompts), settings.chunk):
             part = prompts[start : start + settings.chunk]
-            numbers = [
-                seed_for(settings.seed, PREPROMPT, prompt.index) % len(settings.preprompts)
-                for prompt in part
-            ]
-            led = [
-                preceded(
-                    prompt,
-                    settings.preprompts[number],
-                    answerer.tokenizer,
-                    settings.max_prompt_tokens,
-                )
-                for prompt, number in zip(part, numbers, strict=True)
-            ]
+            numbers = [_chosen(settings, prompt) for prompt in part]
             plain = answerer.draw(part, 1, settings.seed, ORIGINAL)
-            better = answerer.draw(led, 1, settings.seed, DISTILLED)
+            better = answerer.draw(led[start : start + settings.chunk], 1, settings.seed, DISTILLED)
             rows: list[Row] = [rows[0] for pair in zip(plain, better, strict=True) for rows in pair]
             score(settings.rewards, rows, health)
             samples.append(
@@ -244,6 +249,7 @@ def _choose(
     totals = _totals(settings, samples)
     counts = {"better": 0, "no better": 0, "unusable": 0}
     both: list[tuple[float, float]] = []
+    learned = 0
     with replacing(place / KEPT) as keep, replacing(place / REJECTED) as reject:
         for prompt, pair, scores in zip(prompts, samples, totals, strict=True):
             rows = [_row(prompt, record, value) for record, value in zip(pair, scores, strict=True)]
@@ -259,6 +265,7 @@ def _choose(
                 kept = DISTILLED
             elif usable[ORIGINAL] and settings.keep_original:
                 kept = ORIGINAL
+            learned += kept is not None
             keep([rows[kept]] if kept is not None else [])
             reject([row for i, row in enumerate(rows) if i != kept])
     return Distilled(
@@ -267,6 +274,7 @@ def _choose(
         better=counts["better"],
         worse_or_equal=counts["no better"],
         unusable=counts["unusable"],
+        kept=learned,
         reward_original=fmean(pair[ORIGINAL] for pair in both) if both else None,
         reward_distilled=fmean(pair[DISTILLED] for pair in both) if both else None,
         reward_gated=fmean(max(pair) for pair in both) if both else None,
@@ -280,9 +288,9 @@ def _totals(settings: DistillSettings, samples: Samples) -> list[tuple[float, fl
         for record in pair:
             for name, value in record["rewards"].items():
                 values[name].append(value)
-    settled = {r.name: r.over_rollout(values[r.name]) for r in settings.rewards}
+    found = {r.name: settled(r, values[r.name]) for r in settings.rewards}
     weights = {reward.name: reward.weight for reward in settings.rewards}
-    totals = combine(settled, weights, 2)
+    totals = combine(found, weights, 2)
     return list(zip(totals[::2], totals[1::2], strict=True))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sctom.assets import resolve
 from sctom.batch import Prompt, Row
 from sctom.data import PromptData
 from sctom.data.template import check_length, render_prompt
@@ -35,16 +36,18 @@ def read_prompts(settings: SampleSettings, tokenizer: Any) -> list[Prompt]:
         reward.check()
     if settings.preprompt is None:
         return prompts
-    return [
-        preceded(prompt, settings.preprompt, tokenizer, settings.max_prompt_tokens)
-        for prompt in prompts
-    ]
+    return [preceded(settings, prompt, settings.preprompt, tokenizer) for prompt in prompts]
 
 
-def preceded(prompt: Prompt, preprompt: str, tokenizer: Any, limit: int) -> Prompt:
-    """A prompt whose token ids have a text in front that its messages have not."""
+def preceded(settings: SampleSettings, prompt: Prompt, preprompt: str, tokenizer: Any) -> Prompt:
+    """A prompt whose token ids have a text in front that its messages have not.
+
+    Raises:
+        ValueError: it is too long with it.
+    """
     ids = render_prompt(tokenizer, with_preprompt(prompt.messages, preprompt))
-    check_length(ids, limit, place=f"prompt {prompt.index} with the preprompt")
+    place = f"{resolve(settings.prompts)}:{prompt.index + 1}: with the preprompt"
+    check_length(ids, settings.max_prompt_tokens, place=place)
     return replace(prompt, ids=ids)
 
 

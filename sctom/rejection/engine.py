@@ -19,9 +19,9 @@ from sctom.modules.backbone import fingerprint
 from sctom.rejection.draw import read_prompts, score
 from sctom.rejection.select import Group
 from sctom.rejection.settings import SampleSettings, check_settings
-from sctom.rejection.store import Folder, Samples, begin, hash_of, replacing
+from sctom.rejection.store import Folder, Samples, begin, hash_of, replacing, reward_hash
 from sctom.rejection.summary import Numbers, Summary, summarise, write_summary
-from sctom.rewards import RewardHealth, combine
+from sctom.rewards import RewardHealth, combine, settled
 from sctom.rundir import Resume, locked
 from sctom.selection import random_baseline
 
@@ -53,7 +53,7 @@ def run(settings: SampleSettings, config: Mapping[str, Any], *, resume: Resume) 
         inputs = {
             settings.prompts: hash_of(source),
             settings.backbone.path: fingerprint(answerer.model.named_parameters()),
-            **{reward.name: " ".join(reward.describe()) for reward in settings.rewards},
+            **{reward.name: reward_hash(reward) for reward in settings.rewards},
         }
         folder = Folder(place, config, inputs)
         if folder.open(resume):
@@ -146,7 +146,7 @@ def _numbers(settings: SampleSettings, samples: Samples) -> Numbers:
     for group in samples:
         numbers.add(group)
     values = {
-        reward.name: reward.over_rollout(numbers.values[reward.name]) for reward in settings.rewards
+        reward.name: settled(reward, numbers.values[reward.name]) for reward in settings.rewards
     }
     weights = {reward.name: reward.weight for reward in settings.rewards}
     numbers.settle(combine(values, weights, settings.per_prompt), settings.keep_truncated)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from sctom.callbacks.checkpoint import publish
 from sctom.callbacks.common import Record, atomic_write, to_lines
+from sctom.rewards import FunctionReward, Reward
 from sctom.rundir import Resume, set_aside
 
 UNCHANGING = ("run_dir", "chunk")
@@ -38,6 +41,22 @@ def hash_of(path: Path) -> str:
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def reward_hash(reward: Reward) -> str:
+    """A hash of the code of a reward, and of what it says that it runs on.
+
+    Of its code it sees the file of its class, or of its function, and not what they import.
+    """
+    owner: Any = reward.function if isinstance(reward, FunctionReward) else type(reward)
+    while isinstance(owner, partial):
+        owner = owner.func
+    about = " ".join(reward.describe()).encode()
+    try:
+        source = Path(inspect.getfile(owner)).read_bytes()
+    except (OSError, TypeError):  # of a session, or built in
+        source = b""
+    return hashlib.sha256(about + b"\0" + source).hexdigest()
 
 
 class Samples:

@@ -8,6 +8,7 @@ from sctom.rewards.base import (
     combine,
     completion_text,
     normalize_then_sum,
+    settled,
 )
 from sctom.rewards.code import CodeReward, code_reward
 from sctom.rewards.confidence import Brier, ConfidenceTarget, LogScore, Ternary
@@ -93,6 +94,7 @@ __all__ = [
     "run_rewards",
     "selfaware_reward_func",
     "selfaware_reward_func_mlx",
+    "settled",
     "shared_workers",
     "start_rewards",
     "think_format_reward",

@@ -60,8 +60,12 @@ def test_every_number_by_hand() -> None:
 
 
 def test_best_of_n_is_over_what_a_chosen_answer_was_compared_with() -> None:
-    first = [replace(PAIR, rejected=r, prompt_key="a", chosen_key="x") for r in (0.0, 1.0, 1.0)]
-    second = [replace(PAIR, rejected=r, prompt_key="b", chosen_key="x") for r in (0.0, -1.0)]
+    def compared(prompt: str, *rejected: float) -> list[ScoredPair]:
+        known = replace(PAIR, prompt_key=prompt, chosen_key="x")
+        return [replace(known, rejected=r, rejected_key=f"{i}") for i, r in enumerate(rejected)]
+
+    first, second = compared("a", 0.0, 1.0, 1.0), compared("b", 0.0, -1.0)
+    first.append(first[0])  # the same pair again is no further answer
     alone = replace(PAIR, prompt_key="a", chosen_key="y")
     unknown = [PAIR, PAIR]
     numbers = evaluate_scores([*first, alone, *unknown, *second]).numbers

@@ -241,7 +241,7 @@ def test_thresholds_are_sklearns() -> None:
 
 def test_every_answer_is_unsafe() -> None:
     detection = UnsafeThreshold()
-    detection.update(torch.tensor([-800.0, 800.0]), torch.ones(2))
+    detection.update(torch.tensor([-800.0, 30.0]), torch.ones(2))
     curve = detection.curve()
     assert curve is not None
     reached = curve.reaching(0.9)
@@ -308,3 +308,29 @@ def test_no_unsafe_answer_has_no_curve() -> None:
 def test_sizes_that_differ_are_refused(make: type) -> None:
     with pytest.raises(ValueError, match="rejected has N=1 but chosen has N=2"):
         make().update(torch.zeros(2), torch.zeros(1))
+
+
+@pytest.mark.parametrize("value", [0.1, 0.7, 3.3])
+def test_equal_values_have_no_bimodality(value: float) -> None:
+    assert bimodality_coefficient(torch.full((7,), value, dtype=torch.float64)) is None
+
+
+@pytest.mark.parametrize(
+    ("scores", "unsafe", "recall"),
+    [
+        ([38.0, 40.0, 42.0], [1, 1, 0], None),  # sigma is 1 for all: no threshold takes two
+        ([20.0, 50.0], [1, 1], 0.5),  # 1 takes the first only
+        ([-800.0, -790.0, 1.0], [1, 1, 0], 1.0),
+        ([-1.0, 1.0, 45.0], [1, 1, 1], 2 / 3),
+    ],
+)
+def test_a_threshold_does_what_it_is_said_to_do(scores, unsafe, recall) -> None:
+    detection = UnsafeThreshold()
+    detection.update(torch.tensor(scores), torch.tensor(unsafe))
+    curve = detection.curve()
+    assert curve is not None
+    reached = curve.reaching(0.9)
+    if recall is None:
+        assert reached is None
+    else:
+        assert reached == curve.at(reached.threshold) and reached.recall == pytest.approx(recall)

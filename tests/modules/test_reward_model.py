@@ -20,6 +20,7 @@ from sctom.modules.backbone import Backbone, trainable
 from sctom.modules.reward_head import RewardModel, load_reward_model
 from sctom.modules.reward_metrics import ScoredPair
 from sctom.modules.reward_model import RewardModelModule
+from sctom.modules.supervised import SupervisedModule
 from sctom.preferences import GRADES
 from sctom.readers import DataError
 from sctom.rollout.causal import hidden_states
@@ -343,6 +344,7 @@ def test_accuracy_and_difference_by_hand(tiny_model, tmp_path):
         rejected_tokens=2,
         prompt_key=trainer.datamodule.val_examples[3].prompt_key,
         chosen_key=module.validation_pairs[3].chosen_key,
+        rejected_key=module.validation_pairs[3].rejected_key,
     )
     assert [pair.tied for pair in module.validation_pairs] == [False] * 5 + [True]
 
@@ -361,6 +363,25 @@ def test_accuracy_of_validation_weighs_every_pair_alike(tiny_model, tmp_path):
     # The second batch has the tied pair alone, which counts for nothing.
     assert trainer.callback_metrics["val/accuracy"] == pytest.approx(3 / 5)
     assert len(module.validation_pairs) == 6
+
+
+def test_a_limit_must_not_cut_an_optimiser_step(tiny_model, data_file):
+    def limited(batches):
+        options = {"limit_train_batches": batches, "accumulate_grad_batches": 2}
+        return fit(tiny_model, data_file, data={"batch_size": 1}, trainer=options)
+
+    with pytest.raises(ValueError, match="leaves 3 batches of an epoch, which cuts an optimiser"):
+        limited(3)
+    limited(4)
+    limited(5)  # all there are: the last step of an epoch may be smaller, and knows it
+
+
+def test_every_process_needs_a_validation_row(settings_only):
+    data = SimpleNamespace(render=lambda tokenizer: None, val_examples=[1, 2])
+    settings_only._trainer = SimpleNamespace(datamodule=data, world_size=3)
+    settings_only.tokenizer = object()
+    with pytest.raises(ValueError, match=r"data.val has 2 rows for 3 processes"):
+        SupervisedModule.setup(settings_only, "fit")
 
 
 def test_it_learns_what_it_is_shown(tiny_model, data_file):

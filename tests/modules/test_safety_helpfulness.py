@@ -269,3 +269,23 @@ def test_a_folder_that_is_no_reward_model_stops_the_run_before_it_starts(
     reward = {"class_path": "LearnedReward", "init_args": {"path": str(tiny_model)}}
     with pytest.raises(RewardError, match="no reward model with a trained head"):
         build_and_fit(edited(config, model__init_args__rewards=[reward]), monkeypatch)
+
+
+def test_parts_whose_scores_are_not_raw_are_refused(folders):
+    path = str(folders[0])
+    with pytest.raises(RewardError, match="safety gives probabilities"):
+        SafetyHelpfulness(LearnedReward(path), LearnedReward(path, sigmoid=True, name="b"))
+    # logit(0.15) = ln(0.15 / 0.85) = -1.73
+    with pytest.raises(RewardError, match=r"a threshold of 0.15 is a raw score of -1.73"):
+        SafetyHelpfulness(gives(1.0), gives(1.0, clip=(-1.0, 1.0)))
+    SafetyHelpfulness(gives(1.0), gives(1.0, clip=(-2.0, 1.0)))
+    SafetyHelpfulness(gives(1.0), gives(1.0, clip=(-1.0, 1.0)), threshold=0.5)
+
+
+def test_copies_share_the_loaded_model(folders):
+    import copy
+
+    reward = LearnedReward(str(folders[0]))
+    other = copy.copy(reward)
+    assert other(["?"], ["a"]) == reward(["?"], ["a"])
+    assert other._loaded[0][0] is reward._loaded[0][0]

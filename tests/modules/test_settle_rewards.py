@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
+
+import pytest
 
 from sctom.batch import Prompt, Row
 from sctom.modules import fill
 from sctom.modules.fill import settle_rewards
-from sctom.rewards import Reward
+from sctom.rewards import Reward, RewardError
 
 
 class Plain(Reward):
@@ -88,3 +91,25 @@ def test_what_advantages_compare_is_made_of_the_new_values(monkeypatch):
     settle_rewards(module_of(LessMean(), aggregation="normalize_then_sum"), rows, 2)
     # within a group the shift by the mean changes nothing: (-1, 1) / sqrt 2, and equal ones give 0
     assert [round(row.compared, 3) for row in rows] == [-0.707, 0.707, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ([1.0], "over_rollout gave 1 values for 2 completions"),
+        (
+            [1.0, math.nan],
+            "over_rollout gave nan for completion 1 of the rollout, whose value is 2.0",
+        ),
+        ([math.inf, 1.0], "over_rollout gave inf for completion 0"),
+        ([None, 1.0], "over_rollout gave None for completion 0"),
+    ],
+)
+def test_what_comes_back_is_checked_like_every_reward(monkeypatch, made, said):
+    class Faulty(Plain):
+        def over_rollout(self, values):
+            return made
+
+    one_process(monkeypatch)
+    with pytest.raises(RewardError, match=said):
+        settle_rewards(module_of(Faulty()), rows_of(faulty=[1.0, 2.0]), 2)

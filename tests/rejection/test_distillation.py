@@ -146,3 +146,25 @@ def test_prompts_that_are_not_adversarial_are_never_distilled(settings, prompts)
     prompts.write_text("".join(json.dumps(row | {"is_safety": "yes"}) + "\n" for row in rows))
     with pytest.raises(DataError, match=r"prompts.jsonl:1: is_safety must be true or false"):
         distil(settings(), {}, resume="error")
+
+
+def test_the_two_answers_do_not_share_their_draws(settings, monkeypatch):
+    seen = []
+
+    def draw(self, prompts, count, *address, **settings):
+        seen.append(address)
+        return real(self, prompts, count, *address, **settings)
+
+    real = distillation.Answerer.draw
+    monkeypatch.setattr(distillation.Answerer, "draw", draw)
+    distil(settings(), {}, resume="error")
+    assert seen == [(0, ORIGINAL), (0, DISTILLED)]
+
+
+def test_a_prompt_too_long_with_its_preprompt_is_named_before_the_weights_load(
+    settings, prompts, monkeypatch
+):
+    monkeypatch.setattr(distillation.Answerer, "load", lambda *given: 1 / 0)
+    made = settings(preprompts=["no " * 40], max_prompt_tokens=40)
+    with pytest.raises(ValueError, match=r"prompts.jsonl:1: with the preprompt: \d+ tokens"):
+        distil(made, {}, resume="error")

@@ -221,3 +221,14 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, tiny_model, 
     for name in ("samples", "kept", "rejected", "baseline"):
         paths = [folder / f"{name}.jsonl" for folder in (killed, tmp_path / "whole")]
         assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_another_reward_of_the_same_name_is_another_run(settings):
+    run(settings(), CONFIG, resume="error")
+
+    class Other(Length):
+        def describe(self):
+            return ["other"]
+
+    with pytest.raises(ValueError, match="length was"):
+        run(settings(rewards=[Other(name="length")]), CONFIG, resume="auto")

@@ -5,7 +5,6 @@ import mmap
 import os
 import signal
 import socket
-import time
 
 import pytest
 
@@ -228,12 +227,10 @@ def test_whatever_is_in_a_folder_is_removed(tmp_path):
         os.chmod(".", 0o500)
     finally:
         os.chdir(here)
-    started = time.monotonic()
     remove(str(folder))
     remove(str(folder))  # is gone already: nothing to do
     assert list(tmp_path.iterdir()) == [outside]
     assert outside.stat().st_mode & 0o777 == 0o755
-    assert time.monotonic() - started < 5
 
 
 def test_removed_files_are_seen(tmp_path):
