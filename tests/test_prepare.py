@@ -9,6 +9,8 @@ import pytest
 from sctom.preferences import read_preferences
 from sctom.prepare import main
 from sctom.readers import check_messages, read_jsonl
+from sctom.tasks.exploretom import ExploreTom
+from sctom.tasks.triviaqa import TriviaQa
 
 
 @pytest.fixture
@@ -116,6 +118,39 @@ def test_gsm8k_mbpp_and_humaneval(tmp_path, capsys):
     assert [path.name for path in sorted(out.iterdir())] == ["manifest.json", "test.jsonl"]
     (valid,) = read_jsonl(tmp_path / "mbpp" / "valid.jsonl")
     assert valid["messages"][0]["content"].count("assert f(1)") == 2
+
+
+def test_exploretom_and_triviaqa(tmp_path, capsys):
+    story = {
+        "qprop=nth_order": 1,
+        "qprop=non_unique_mental_state": True,
+        "sprop=is_false_belief_story_1st": True,
+        "sprop=is_false_belief_story_1st_and_2nd": True,
+        "question": "Where?",
+        "expected_answer": "tin",
+    }
+    stories = [story | {"story_structure": f"{n}.", "infilled_story": f"A {n}."} for n in range(10)]
+    (tmp_path / "tom.jsonl").write_text("".join(json.dumps(row) + "\n" for row in stories))
+    out = tmp_path / "tom"
+    source = ["--source", str(tmp_path / "tom.jsonl"), "--out", str(out), "--seed", "2"]
+    main(["exploretom", *source, "--story", "structure"])
+    for name, rows in [("train.jsonl", 8), ("valid.jsonl", 1), ("test.jsonl", 1)]:
+        read = ExploreTom().read(out / name)
+        assert len(read) == rows
+        assert not any("A " in row["messages"][-1]["content"] for row in read)
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert (manifest["seed"], manifest["story"]) == (2, "structure")
+    answer = {"value": "Nile", "aliases": ["Nile", "The Nile"]}
+    for name, numbers in (("dev", range(3)), ("train", range(2, 510))):
+        asked = [{"question": f"{n}?", "question_id": str(n), "answer": answer} for n in numbers]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    source = ["--source", str(tmp_path / "dev.jsonl"), "--out", str(tmp_path / "trivia")]
+    main(["triviaqa", *source, "--train", str(tmp_path / "train.jsonl")])
+    for name, rows in [("train.jsonl", 7), ("valid.jsonl", 500), ("test.jsonl", 3)]:
+        assert len(TriviaQa().read(tmp_path / "trivia" / name)) == rows
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "train.jsonl │ 8 │ 8 │ 8 │ 8 │" in printed
+    assert "as test.jsonl has them: 1" in printed
 
 
 def test_it_is_a_module_to_run():
