@@ -9,11 +9,11 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from sctom.callbacks.common import show
+from sctom.callbacks.reward_figures import panels
 from sctom.iterate.report import Numbers, learning_columns, learning_rows, score_columns
 from sctom.preferences import GRADES
 
@@ -114,17 +114,6 @@ def _times(numbers: Numbers) -> str:
     return _table(["stage", "seconds"], [*rows, ["all", f"{sum(kinds.values()):.0f}"]])
 
 
-def _panels(columns: int) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(0.8 + 4.4 * columns, 3.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = list(figure.subplots(1, columns, squeeze=False)[0])
-    for axes in panels:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#dddddd", linewidth=0.8)
-        axes.set_axisbelow(True)
-    return figure, panels
-
-
 def _svg(figure: Figure) -> str:
     """A figure as an element of a page, the same for the same numbers."""
     picture = io.StringIO()
@@ -140,9 +129,9 @@ def _scores_figure(numbers: Numbers) -> Figure:
         for title, learned in (("Reward models", True), ("Judges", False))
     ]
     groups = [(title, columns) for title, columns in groups if columns]
-    figure, panels = _panels(len(groups))
+    figure, axes_of = panels(len(groups))
     names = list(numbers["models"])
-    for axes, (title, columns) in zip(panels, groups, strict=True):
+    for axes, (title, columns) in zip(axes_of, groups, strict=True):
         for colour, (heading, reward, part) in zip(_COLOURS, columns, strict=False):
             values = [numbers["models"][name].get(reward, {}).get(part) for name in names]
             axes.plot(names, values, marker="o", markersize=4, color=colour, label=heading)
@@ -152,7 +141,7 @@ def _scores_figure(numbers: Numbers) -> Figure:
 
 
 def _accuracy_figure(numbers: Numbers) -> Figure:
-    figure, (accuracy, share) = _panels(2)
+    figure, (accuracy, share) = panels(2)
     rounds = [entry["round"] for entry in numbers["rounds"]]
     for colour, name in zip(_COLOURS, numbers["rewards"], strict=False):
         found = [e["accuracy"][name].get("all", {}).get("accuracy") for e in numbers["rounds"]]
@@ -171,9 +160,9 @@ def _accuracy_figure(numbers: Numbers) -> Figure:
 
 def _selection_figure(numbers: Numbers) -> Figure:
     names = ["reward", *numbers["judges"]][:3]
-    figure, panels = _panels(len(names) + 1)
+    figure, axes_of = panels(len(names) + 1)
     rounds = [entry["round"] for entry in numbers["rounds"]]
-    for axes, name in zip(panels, names, strict=False):
+    for axes, name in zip(axes_of, names, strict=False):
         for part, colour in _PARTS.items():
             means: list[Any] = [e["selected"]["means"][part].get(name) for e in numbers["rounds"]]
             axes.plot(rounds, means, marker="o", markersize=4, color=colour, label=part)
@@ -183,9 +172,9 @@ def _selection_figure(numbers: Numbers) -> Figure:
     curve = numbers["rounds"][-1]["sampled"]["curve"]
     for colour, kind in ((_COLOURS[0], "max"), (_COLOURS[1], "median")):
         counts = [point["n"] for point in curve]
-        panels[-1].plot(counts, [point[kind] for point in curve], color=colour, label=kind)
-    panels[-1].set_xlabel("answers to a prompt")
-    _finish(panels[-1], "Best of n, last round", "learned reward")
+        axes_of[-1].plot(counts, [point[kind] for point in curve], color=colour, label=kind)
+    axes_of[-1].set_xlabel("answers to a prompt")
+    _finish(axes_of[-1], "Best of n, last round", "learned reward")
     return figure
 
 

@@ -20,7 +20,6 @@ from sctom.modules.reward_head import HEAD_FILE, RewardModel, load_reward_model,
 from sctom.rewards import Failure, Reward, RewardError, completion_text
 from sctom.rewards.base import Values
 from sctom.rewards.run import start_rewards
-from sctom.rollout.causal import causal_model
 from sctom.writers import sha256
 
 
@@ -102,7 +101,7 @@ class LearnedReward(Reward):
         """A score for each completion."""
         with self._lock:
             model, tokenizer = self._model()
-            limit = self.max_tokens or _most_tokens(model)
+            limit = self.max_tokens or model.most_tokens
             found: list[float | Failure] = []
             rows = []
             prefixes: dict[tuple[int, ...], Prompt] = {}
@@ -110,10 +109,7 @@ class LearnedReward(Reward):
                 text = completion_text(completion)
                 try:
                     prefix, answer = _render(tokenizer, prompt, text, limit)
-                except (
-                    ValueError,
-                    TypeError,
-                ) as error:  # the tokenizer's for half a surrogate pair
+                except (ValueError, TypeError) as error:  # half a surrogate pair is a TypeError
                     found.append(Failure(str(error)))
                     continue
                 found.append(0.0)
@@ -137,11 +133,6 @@ class LearnedReward(Reward):
             model, tokenizer = load_reward_model(self.path, device)
             self._loaded.append((model.to(device), tokenizer))
         return self._loaded[0]
-
-
-def _most_tokens(model: RewardModel) -> int | None:
-    config = causal_model(model.model).config.get_text_config()
-    return getattr(config, "max_position_embeddings", None)
 
 
 def _render(

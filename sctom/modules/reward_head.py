@@ -56,6 +56,12 @@ class RewardModel(nn.Module):
             if id(parameter) not in embedding:
                 parameter.requires_grad_(False)
 
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens of the longest sequence that the model was made for, where it says so."""
+        config = causal_model(self.model).config.get_text_config()
+        return getattr(config, "max_position_embeddings", None)
+
     def scores(self, sequences: Sequences) -> Tensor:
         """The raw scores [B], before any sigmoid, with their gradient.
 

@@ -13,7 +13,6 @@ from sctom.data.template import check_length
 from sctom.modules.reward_head import RewardModel
 from sctom.modules.reward_metrics import ScoredPair, check_finite
 from sctom.preferences import Pair
-from sctom.rollout.causal import causal_model
 
 Progress = Callable[[int, int], object]
 """Called with the answers scored so far, and all there are."""
@@ -48,8 +47,7 @@ def score_pairs(
     Raises:
         ValueError: a pair is too long or cannot be rendered, or a score is not finite.
     """
-    config = causal_model(model.model).config.get_text_config()
-    limit = max_tokens or getattr(config, "max_position_embeddings", None)
+    limit = max_tokens or model.most_tokens
     rendered = [_render(tokenizer, pair, limit, f"{place}:{i}") for i, pair in enumerate(pairs, 1)]
     rows: dict[tuple[str, tuple[int, ...]], Row] = {}
     prompts: dict[str, Prompt] = {}

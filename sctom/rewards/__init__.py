@@ -8,7 +8,6 @@ from sctom.rewards.base import (
     combine,
     completion_text,
     normalize_then_sum,
-    settled,
 )
 from sctom.rewards.code import CodeReward, code_reward
 from sctom.rewards.confidence import Brier, ConfidenceTarget, LogScore, Ternary
@@ -36,7 +35,7 @@ from sctom.rewards.math_rewards import (
     ReasoningAccuracyReward,
 )
 from sctom.rewards.refusal import NoFalseRefusal, is_refusal
-from sctom.rewards.run import RewardResults, RunningRewards, run_rewards, start_rewards
+from sctom.rewards.run import RewardResults, RunningRewards, run_rewards, settled, start_rewards
 from sctom.rewards.selfaware import (
     IDK_PATTERNS,
     SelfAware,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import traceback
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -162,6 +163,40 @@ def run_rewards(
     return start_rewards(
         rewards, prompts, completions, completion_ids, columns, trainer_state=trainer_state
     ).result()
+
+
+def settled(reward: Reward, values: Sequence[float | None]) -> Values:
+    """What `over_rollout` of a reward makes of the values of a rollout, checked.
+
+    Args:
+        reward: the reward.
+        values: of all completions.
+
+    Raises:
+        RewardError: it gives another number of values, one that is not finite, or one where there
+            was none and the other way round.
+
+    >>> class Doubled(Reward):
+    ...     def __call__(self, completions): return []
+    ...     def over_rollout(self, values): return [v and 2 * v for v in values][:2]
+    >>> settled(Doubled(), [1.0, None])
+    [2.0, None]
+    >>> settled(Doubled(), [1.0, None, 3.0])
+    Traceback (most recent call last):
+        ...
+    sctom.rewards.base.RewardError: reward 'doubled': over_rollout gave 2 values for 3 completions
+    """
+    made = reward.over_rollout(values)
+    about = f"reward {reward.name!r}: over_rollout gave "
+    if len(made) != len(values):
+        raise RewardError(f"{about}{len(made)} values for {len(values)} completions")
+    for row, (before, after) in enumerate(zip(values, made, strict=True)):
+        if (before is None) != (after is None) or (after is not None and not math.isfinite(after)):
+            raise RewardError(
+                f"{about}{after} for completion {row} of the rollout, whose value is {before}; "
+                "give a finite number where there is one, and None where there is none"
+            )
+    return [None if value is None else float(value) for value in made]
 
 
 def _arguments(reward: Reward, given: Mapping[str, Any]) -> dict[str, Any]:
